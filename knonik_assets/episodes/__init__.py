@@ -1,0 +1,1 @@
+"""The episode directory: its writer, its reader, and one module a kind of stream."""

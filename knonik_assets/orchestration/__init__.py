@@ -1,0 +1,1 @@
+"""The Dagster side, and the only package that imports Dagster."""

@@ -1,0 +1,1 @@
+"""From ingested episodes to KHLP: plan, transcode, publish."""

@@ -1,0 +1,1 @@
+"""Judging episodes and packed datasets: tables, expectations, pictures."""

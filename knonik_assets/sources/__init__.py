@@ -1,0 +1,1 @@
+"""Readers of raw datasets: one module a format, all behind `knonik_assets.sources.base.Source`."""

@@ -1,0 +1,1 @@
+"""The KHLP format: layout, reader, writer, manifest and codecs. FORMAT.md beside this file is its specification."""

@@ -1,0 +1,15 @@
+"""Fixtures that several folders use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real recordings (``KNONIK_REAL_DATA``); tests that need it skip without."""
+    folder = os.environ.get("KNONIK_REAL_DATA")
+    if not folder:
+        pytest.skip("KNONIK_REAL_DATA is not set")
+    return Path(folder)
