@@ -21,7 +21,7 @@ def require(product: Product) -> None:
     """Return where no issuer is configured; otherwise fail closed.
 
     Raises:
-        LoginRequired: an issuer is configured. Signing in with it is not part of this version, so every product refuses.
+        LoginRequired: an issuer is configured; signing in with one is not part of this version, so everything refuses.
     """
     configured = issuer()
     if configured is not None:

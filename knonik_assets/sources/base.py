@@ -157,7 +157,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self, ref: EpisodeRef, cache: FingerprintCache) -> str:
-        """Hex digest of the episode's own content, never of paths or times; of its own rows and packets in shared files."""
+        """Hex digest of the episode's own content (in shared files: its rows and packets), never of paths or times."""
         ...
 
     def open(self, ref: EpisodeRef) -> SourceEpisode:

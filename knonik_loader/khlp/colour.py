@@ -1,7 +1,7 @@
 """RGB arrays to video frames and back, with the matrix and range said aloud.
 
-Untagged video makes decoders guess between BT.601 and BT.709 and between limited and full range, which shifts colours by
-a few levels in silence. Everything that Knonik encodes is BT.601, limited range, and tagged so; what others encoded is
+Untagged video makes decoders guess between BT.601 and BT.709 and between limited and full range, which shifts colours
+by a few levels in silence. Everything that Knonik encodes is BT.601, limited range, and tagged so; what others encoded is
 converted by its own tags, with the guess that players make (BT.709 from 720 lines on) where it has none.
 """
 
