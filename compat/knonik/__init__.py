@@ -1,0 +1,1 @@
+"""The public name of Knonik; everything is defined in ``knonik_assets`` and ``knonik_loader``."""

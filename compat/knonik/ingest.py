@@ -1,0 +1,6 @@
+"""Ingest and pack from Python."""
+
+from knonik_assets.ingest import run
+from knonik_assets.pack import pack
+
+__all__ = ["pack", "run"]

@@ -1,0 +1,1 @@
+"""The loaders under their public name; defined in ``knonik_loader``."""
