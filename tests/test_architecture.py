@@ -1,0 +1,81 @@
+"""Imports run one way, public names are what they say, and importing the loader stays light."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = (
+    "dagster",
+    "torch",
+    "pandas",
+    "knonik_assets",
+    "av",
+    "obstore",
+    "zarr",
+    "h5py",
+    "pyarrow",
+    "great_expectations",
+)
+
+
+def test_imports_run_one_way():
+    run = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+def test_importing_the_loader_loads_nothing_heavy():
+    code = f"import sys, knonik_loader; print([name for name in {HEAVY} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def modules():
+    for package in ("knonik_loader", "knonik_assets"):
+        yield package
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not found.name.endswith(("__main__", ".demo")):
+                yield found.name
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_public_names_are_sorted_and_exist(name):
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", None)
+    if names is None:
+        assert not [key for key, value in vars(module).items() if getattr(value, "__module__", None) == name], name
+        return
+    assert list(names) == sorted(names, key=lambda word: (not word.isupper(), word)) or list(names) == sorted(names)
+    for public in names:
+        assert hasattr(module, public), public
+
+
+def test_the_guides_names_are_the_same_objects():
+    import knonik_assets.ingest
+    import knonik_assets.pack
+
+    import knonik.ingest
+    import knonik_ingest
+    import knonik_loader
+    from knonik_multidataloader.api.sharded_dataloader import ShardedDataLoader
+
+    assert knonik.ingest.run is knonik_ingest.run is knonik_assets.ingest.run
+    assert knonik.ingest.pack is knonik_ingest.pack is knonik_assets.pack.pack
+    assert ShardedDataLoader is knonik_loader.ShardedDataLoader
+
+
+def test_the_compat_names_hold_no_logic():
+    for path in (ROOT / "compat").rglob("*.py"):
+        text = path.read_text()
+        assert "def " not in text, path
+        assert "class " not in text, path
