@@ -48,6 +48,9 @@ class StreamStats(_Strict):
     """Statistics of one numeric stream over the train split, one value a channel."""
 
     count: int
+    """Rows, whether all their values are finite or not."""
+    non_finite: list[int] = Field(default_factory=list)
+    """NaN and infinite values of each channel: counted here, left out everywhere else."""
     min: list[float]
     max: list[float]
     mean: list[float]

@@ -1,0 +1,171 @@
+"""What ``pack`` is asked for: every option, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile
+
+__all__ = ["DEFAULT_SHARD_SIZE", "PackMode", "PackOptions", "VideoCodecName"]
+
+PackMode = Literal["shard_batch", "episode"]
+VideoCodecName = Literal["h264", "vp9", "av1"]
+
+DEFAULT_SHARD_SIZE = 45
+"""Frames a shard when neither the call nor the episodes' preset says otherwise."""
+
+_MEANINGLESS: Mapping[StorageProfile, Mapping[str, str]] = {
+    "compact_video": {},
+    "training_fast": {
+        "codec": "every frame is a JPEG of its own",
+        "gop": "every frame decodes alone",
+    },
+    "training_compressed": {"codec": "keyframes and deltas are JPEGs"},
+}
+_SPLIT_NAME = r"[A-Za-z0-9_.-]+"
+
+
+class PackOptions(BaseModel):
+    """The options of one pack, as they decide its bytes; where the work runs is not among them.
+
+    ``streams``, ``resize`` name streams with or without ``rgb_`` / ``depth_``; ``episodes`` and ``exclude`` name
+    episode directories. Lists may be given as one string with commas.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset_name: str = Field(min_length=1)
+    shard_size: int | None = Field(None, ge=1)
+    """Frames a shard at most; None: the ``rgb.shard_size`` hint of the episodes' preset, else 45."""
+    window_size: int = Field(64, ge=1)
+    """Shards a KHLP file."""
+    fps: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Recorded, never resamples; None: the episodes' own."""
+    seed: int = 0
+    pack_mode: PackMode = "shard_batch"
+    storage_profile: StorageProfile = "compact_video"
+    streams: tuple[str, ...] | None = Field(None, min_length=1)
+    episodes: tuple[str, ...] | None = Field(None, min_length=1)
+    exclude: dict[str, str] = Field(default_factory=dict)
+    """Episode → why it is left out."""
+    split: dict[str, float] = Field(default_factory=dict)
+    """Name → fraction; empty: not split."""
+    resize: dict[str, tuple[int, int]] = Field(default_factory=dict)
+    """RGB stream → (height, width)."""
+    codec: VideoCodecName | None = None
+    quality: int | None = Field(None, ge=0, le=100)
+    gop: int | None = Field(None, ge=1, le=65535)
+    chroma: Literal["420", "444"] | None = None
+
+    @field_validator("streams", "episodes", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the caller gave
+        return None if value is None else _split_commas(value)
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _reasons(cls, value: Any) -> Any:  # noqa: ANN401
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return {name: "excluded" if reason is None else reason for name, reason in value.items()}
+        return dict.fromkeys(_split_commas(value), "excluded")
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _fractions(cls, value: Any) -> Any:  # noqa: ANN401
+        return {} if value is None else _pairs(value, "split", "train=0.9,val=0.1")
+
+    @field_validator("resize", mode="before")
+    @classmethod
+    def _sizes(cls, value: Any) -> Any:  # noqa: ANN401
+        if value is None:
+            return {}
+        return {name: _size(name, size) for name, size in _pairs(value, "resize", "cam=224x224").items()}
+
+    @field_validator("chroma", mode="before")
+    @classmethod
+    def _chroma(cls, value: Any) -> Any:  # noqa: ANN401 - YAML reads 420 as a number
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("split")
+    @classmethod
+    def _whole(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, fraction in value.items():
+            if not re.fullmatch(_SPLIT_NAME, name):
+                raise ValueError(f"the split name {name!r} may hold letters, digits, '_', '.' and '-' only")
+            if not 0 < fraction <= 1:
+                raise ValueError(f"the fraction of split {name!r} is {fraction:g}; it must be above 0 and at most 1")
+        total = sum(value.values())
+        if value and abs(total - 1) > 1e-6:
+            raise ValueError(f"the fractions of the splits add up to {total:g}; they must add up to 1")
+        return value
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> Self:
+        for option, why in _MEANINGLESS[self.storage_profile].items():
+            if getattr(self, option) is not None:
+                raise ValueError(
+                    f"{option} means nothing for storage_profile {self.storage_profile!r}: {why}; leave it out"
+                )
+        if self.storage_profile != "compact_video" and self.quality == 0:
+            raise ValueError(
+                f"quality must be 1 to 100 for storage_profile {self.storage_profile!r} (JPEG, higher is better)"
+            )
+        codec = self.codec or "h264"
+        limit = {"h264": 51, "vp9": 63, "av1": 63}[codec]
+        if self.storage_profile == "compact_video" and self.quality is not None and self.quality > limit:
+            raise ValueError(
+                f"quality {self.quality} is out of range: {codec} takes 0 to {limit} (CRF, lower is better)"
+            )
+        return self
+
+    @property
+    def payload(self) -> str:
+        """What the profile stores, as users call it: ``shdr``, ``kimg`` or ``kdelta``."""
+        return PAYLOAD_OF_PROFILE[self.storage_profile]
+
+
+def _split_commas(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        return value
+    parts: list[Any] = []
+    for item in value:
+        parts += [part.strip() for part in item.split(",") if part.strip()] if isinstance(item, str) else [item]
+    return tuple(dict.fromkeys(parts))
+
+
+def _pairs(value: Any, option: str, example: str) -> dict[Any, Any]:  # noqa: ANN401
+    """``a=1,b=2``, a list of such strings, or a mapping, as a dict."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    found: dict[Any, Any] = {}
+    parts = _split_commas(value)
+    if not isinstance(parts, tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{option} must read like {example!r} or be a dict, got {value!r}")
+    for part in parts:
+        name, equals, text = part.partition("=")
+        if not equals or not name.strip() or not text.strip():
+            raise ValueError(f"{option} must read like {example!r}, got {part!r}")
+        if name.strip() in found:
+            raise ValueError(f"{option} names {name.strip()!r} twice")
+        found[name.strip()] = text.strip()
+    return found
+
+
+def _size(name: str, value: Any) -> Any:  # noqa: ANN401
+    """(height, width) of ``HxW`` or a pair."""
+    parts = value.lower().split("x") if isinstance(value, str) else value
+    try:
+        height, width = (int(part) for part in parts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"resize of {name!r} must read HxW, for example 224x224, got {value!r}") from error
+    if not (1 <= height <= 16384 and 1 <= width <= 16384):
+        raise ValueError(f"resize of {name!r} must be 1 to 16384 each way, got {height}x{width}")
+    return (height, width)
