@@ -1,8 +1,8 @@
 """RGB arrays to video frames and back, with the matrix and range said aloud.
 
 Untagged video makes decoders guess between BT.601 and BT.709 and between limited and full range, which shifts colours
-by a few levels in silence. Everything that Knonik encodes is BT.601, limited range, and tagged so; what others encoded is
-converted by its own tags, with the guess that players make (BT.709 from 720 lines on) where it has none.
+by a few levels in silence. Everything that Knonik encodes is BT.601, limited range, and tagged so; what others encoded
+is converted by its own tags, with the guess that players make (BT.709 from 720 lines on) where it has none.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Converter:
             dst_color_range=FULL,
             threads=1,
         )
-        image = out.to_ndarray()
+        image: npt.NDArray[np.uint8] = out.to_ndarray().astype(np.uint8, copy=False)
         return image[: height or image.shape[0], : width or image.shape[1]]
 
 

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from knonik_loader.errors import FormatError, UnsupportedFeatureError
+from knonik_loader.khlp.sections import check_stream
 from knonik_loader.khlp.types import StorageProfile, StreamInfo, StreamKind
 
-__all__ = ["FORMAT_VERSION", "HlpEntry", "IndexEntry", "Manifest", "StreamEntry", "StreamStats"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "HlpEntry",
+    "IndexEntry",
+    "Manifest",
+    "StreamEntry",
+    "StreamStats",
+    "load_manifest",
+]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "hlp_manifest.json"
@@ -124,3 +136,61 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
+
+
+def load_manifest(text: str | bytes, where: str) -> Manifest:
+    """Parse and check a manifest.
+
+    Args:
+        text: the file's content.
+        where: its name for messages.
+
+    Raises:
+        UnsupportedFeatureError: a format version that this version of knonik cannot read.
+        FormatError: not a manifest, or one that contradicts itself.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: is not JSON ({error}); is it a KHLP manifest?") from error
+    if not isinstance(data, dict) or "format_version" not in data:
+        raise FormatError(f"{where}: is not a KHLP manifest: it has no format_version")
+    # the version comes first: what another version means by a key is not for this one to judge
+    if data["format_version"] != FORMAT_VERSION:
+        raise UnsupportedFeatureError(
+            f"{where}: has format version {data['format_version']!r}, this version of knonik reads {FORMAT_VERSION}; "
+            f"upgrade it, or pack again"
+        )
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        raise FormatError(f"{where}: {_first_problem(error)}") from error
+    _check(manifest, where)
+    return manifest
+
+
+def _first_problem(error: ValidationError) -> str:
+    """What is wrong with the first key that is, and which key was probably meant."""
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"{place}: {problem['msg']}"
+    models: dict[str, type[BaseModel]] = {"streams": StreamEntry, "stats": StreamStats, "hlps": HlpEntry}
+    model = models.get(str(problem["loc"][0]), Manifest) if len(problem["loc"]) > 1 else Manifest
+    if problem["loc"][0] == "index" and len(problem["loc"]) > 1:
+        model = IndexEntry
+    near = get_close_matches(str(problem["loc"][-1]), model.model_fields, 1, 0)
+    return f"unknown key {place!r}; the nearest known one is {near[0]!r}"
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    for position, entry in enumerate(manifest.streams):
+        check_stream(entry.info(), position, where)
+    if len({entry.info().key for entry in manifest.streams}) != len(manifest.streams):
+        raise FormatError(f"{where}: streams: a batch key stands there twice")
+    shards = sum(entry.num_shards for entry in manifest.hlps)
+    if manifest.num_hlps != len(manifest.hlps) or manifest.num_shards != shards:
+        raise FormatError(
+            f"{where}: says {manifest.num_hlps} files of {manifest.num_shards} shards, but lists "
+            f"{len(manifest.hlps)} of {shards}"
+        )

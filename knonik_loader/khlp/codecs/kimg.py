@@ -1,0 +1,64 @@
+"""KIMG: every frame its own JPEG, for the fastest training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from knonik_loader.errors import PackError
+from knonik_loader.khlp.codecs import jpeg
+from knonik_loader.khlp.codecs.common import check_array, choice, expect_kind, number, payload
+from knonik_loader.khlp.types import Dependency, FrameInput, Record, StreamInfo
+
+__all__ = ["KimgCodec", "check_jpeg"]
+
+
+def check_jpeg(info: StreamInfo, data: bytes, row: int) -> None:
+    """Refuse a JPEG that is to pass through and is not of the stream's size.
+
+    Raises:
+        PackError: another size, or a JPEG that not every decoder reads.
+    """
+    header = jpeg.jpeg_header(data, f"stream {info.key!r}, frame {row}")
+    if (header.height, header.width) != info.shape[:2]:
+        raise PackError(
+            f"stream {info.key!r}, frame {row}: the JPEG is {header.height}x{header.width}, "
+            f"the stream is {info.shape[0]}x{info.shape[1]}"
+        )
+
+
+class KimgCodec:
+    """A JPEG a frame; JPEGs that come as such are stored byte for byte.
+
+    Parameters: ``quality`` (1 to 100, default 95) and ``chroma`` (420 or 444) of frames that come as arrays.
+    """
+
+    name: ClassVar[str] = "kimg"
+    dependency: ClassVar[Dependency] = "none"
+
+    def __init__(self, info: StreamInfo) -> None:
+        expect_kind(info, "rgb", 3)
+        self._info = info
+        self._quality = int(number(info, "quality", 95, 1, 100))
+        self._chroma = choice(info, "chroma", "420", ("420", "444"))
+
+    def encode(self, frames: Iterable[FrameInput]) -> list[Record]:
+        """One record a frame; frames are uint8 (H, W, 3) RGB or JPEG bytes."""
+        records = []
+        for row, frame in enumerate(frames):
+            if isinstance(frame, bytes):
+                check_jpeg(self._info, frame, row)
+                records.append(Record(frame))
+            else:
+                image = check_array(self._info, frame, self._info.shape, "uint8")
+                records.append(Record(jpeg.encode(image, self._quality, self._chroma)))
+        return records
+
+    def decode(
+        self, records: Mapping[int, memoryview], wanted: Sequence[int], out: Mapping[int, npt.NDArray[Any]]
+    ) -> None:
+        """Decode each wanted frame from its own record."""
+        for row in wanted:
+            jpeg.decode_into(payload(self._info, records, row), out[row], f"stream {self._info.key!r}, row {row}")
