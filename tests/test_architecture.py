@@ -57,10 +57,9 @@ def test_public_names_exist(name):
 
 
 def test_the_guides_names_are_the_same_objects():
+    import knonik.ingest
     import knonik_assets.ingest
     import knonik_assets.pack
-
-    import knonik.ingest
     import knonik_ingest
     import knonik_loader
     from knonik_multidataloader.api.sharded_dataloader import ShardedDataLoader
