@@ -1,0 +1,388 @@
+"""``loader_cfg`` and ``stream_cfg``: what keys mean together, with the dataset, and with the process they run in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from knonik_loader.config_models import (
+    AzureParams,
+    GcsParams,
+    LoaderConfig,
+    LocalParams,
+    S3Params,
+    StreamOptions,
+)
+from knonik_loader.errors import ConfigError
+from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile, StreamInfo
+from knonik_loader.validation import nearest, plain, validate
+
+__all__ = [
+    "NOT_YET",
+    "NOT_YET_TUNED",
+    "LoaderConfig",
+    "StreamOptions",
+    "load_loader_config",
+    "load_stream_config",
+    "resolve_stream",
+    "select_streams",
+]
+
+NOT_YET: dict[str, Callable[[Any], bool]] = {
+    "fs_type": lambda value: value in {"gcs", "azure"},
+    "planner_locality": lambda value: value != "global",
+    "augment_execution": lambda value: value == "process",
+    "zerocopy": bool,
+    "on_error": lambda value: value == "skip",
+    "metrics_path": lambda value: value is not None,
+    "stream_cfg.source": lambda value: value is not None,
+    "stream_cfg.resize": lambda value: value is not None,
+    "stream_cfg.dtype": lambda value: value is not None,
+    "stream_cfg.normalize": lambda value: value is not None,
+    "stream_cfg.pad_to": lambda value: value is not None,
+    "stream_cfg.optional": bool,
+}
+"""Key → whether a value asks for something that this version doesn't have; refused by name, never ignored."""
+
+NOT_YET_TUNED: frozenset[str] = frozenset()
+"""Tuning keys that this version's engine doesn't act on: they change no batch, and are listed inactive."""
+
+_FS_PARAMS: dict[str, type[BaseModel]] = {"local": LocalParams, "s3": S3Params, "gcs": GcsParams, "azure": AzureParams}
+_FS_OF_SCHEME = {"s3": "s3", "gs": "gcs", "az": "azure"}
+_AUTO = {
+    "hlps_in_flight",
+    "num_decoders",
+    "num_fetchers",
+    "decode_concurrency",
+    "partial_decode_coalesce_batches",
+    "partial_decode_window_prefetch",
+    "io_loops",
+    "num_orch_threads",
+    "shard_max_size",
+    "batch_prefetch_timeout_s",
+    "batch_prefetch_daemon",
+    "kdelta_direct_local_decode",
+    "kdelta_direct_bundle_decode",
+    "kdelta_direct_bundle_target_frames",
+    "kdelta_direct_single_consumer",
+    "zerocopy_slots",
+}
+_WITHOUT_STAGE = (
+    "io_loops",
+    "num_orch_threads",
+    "batch_prefetch_timeout_s",
+    "batch_prefetch_daemon",
+    "kdelta_direct_local_decode",
+    "kdelta_direct_bundle_decode",
+    "kdelta_direct_single_consumer",
+)
+
+
+def load_loader_config(
+    cfg: Mapping[str, Any], *, profile: StorageProfile | None = None, streams: Sequence[StreamInfo] | None = None
+) -> LoaderConfig:
+    """Check a ``loader_cfg``.
+
+    Called twice for a dataset: without ``profile`` and ``streams`` to find the manifest, then with them.
+
+    Args:
+        cfg: what the user gave; None as a value means the default.
+        profile: of the manifest; None: not known yet.
+        streams: of the manifest; None: not known yet, stream names are then left as they were given.
+
+    Returns:
+        The config with stream names turned to batch keys, rank and world size found, and inactive keys listed.
+
+    Raises:
+        ConfigError: a key or value that can't be meant, or keys that contradict each other or the dataset.
+    """
+    if not isinstance(cfg, Mapping):
+        raise ConfigError(f"loader_cfg is a mapping of keys to values, got {type(cfg).__name__}")
+    given = {key: value for key, value in _prepare(cfg).items() if value is not None}
+    config = validate(LoaderConfig, given, "loader_cfg")
+    _refuse_missing_features(config)
+    _check_together(config, given)
+    if profile is not None:
+        _check_payload(config, profile)
+    if streams is not None:
+        config = _with_streams(config, streams)
+    config._topology = _topology(config)
+    config._inactive = tuple(key for key in _inactive(config, profile) if key in given)
+    return config
+
+
+def load_stream_config(stream_cfg: Mapping[str, Any], streams: Sequence[StreamInfo]) -> dict[str, StreamOptions]:
+    """Check a ``stream_cfg``: batch key → options, in the order given; empty means every stream.
+
+    Raises:
+        ConfigError: an unknown stream or option, or one that this version doesn't have.
+    """
+    if not isinstance(stream_cfg, Mapping):
+        raise ConfigError(f"stream_cfg is a mapping of streams to options, got {type(stream_cfg).__name__}")
+    result: dict[str, StreamOptions] = {}
+    for name, value in plain(stream_cfg).items():
+        where = f"stream_cfg.{name}"
+        if not isinstance(value, dict | None):
+            raise ConfigError(f"{where}: options are a mapping, got {value!r}; {{}} takes the stream as it is")
+        given = {key: option for key, option in (value or {}).items() if option is not None}
+        options = validate(StreamOptions, given, where)
+        for option in StreamOptions.model_fields:
+            asked = NOT_YET.get(f"stream_cfg.{option}")
+            if asked is not None and asked(getattr(options, option)):
+                raise ConfigError(f"{where}.{option}: this version does not have it; leave it out")
+        key = resolve_stream(options.source or name, streams, where="stream_cfg")
+        key = name if options.source else key
+        if key in result:
+            raise ConfigError(
+                f"stream_cfg: {name!r} names the stream {key!r}, which is there already; keep one of them"
+            )
+        result[key] = options
+    return result
+
+
+def select_streams(
+    config: LoaderConfig, options: Mapping[str, StreamOptions], streams: Sequence[StreamInfo]
+) -> list[StreamInfo]:
+    """The streams to load, in the manifest's order: all or those of ``stream_cfg``, RGB ones cut to ``image_key``.
+
+    Raises:
+        ConfigError: a stream that another key names is not among them.
+    """
+    images = set(config.image_key or ())
+    chosen = [
+        stream
+        for stream in streams
+        if (not options or stream.key in options) and (stream.kind != "rgb" or not images or stream.key in images)
+    ]
+    keys = {stream.key for stream in chosen}
+    needed = {"image_key": images, "delta_timestamps": set(config.delta_timestamps or ())}
+    needed["action_key"] = {config.action_key} if config.action_key else set()
+    needed["zerocopy_frame_shapes"] = set(config.zerocopy_frame_shapes or ())
+    for key, names in needed.items():
+        for name in sorted(names - keys):
+            raise ConfigError(
+                f"loader_cfg.{key}: stream {name!r} is not loaded; add it to stream_cfg or image_key, or leave it out"
+            )
+    if not chosen:
+        raise ConfigError("no stream is left to load; name at least one in stream_cfg, or give {} for all")
+    return chosen
+
+
+def resolve_stream(
+    name: str, streams: Sequence[StreamInfo], *, where: str = "loader_cfg", kind: str | None = None
+) -> str:
+    """The batch key that a stream's name means; names come with or without their ``rgb_`` or ``depth_``.
+
+    Args:
+        name: as the user gave it.
+        streams: of the dataset.
+        where: the place it was given, for messages.
+        kind: only streams of this kind are meant; None: any.
+
+    Raises:
+        ConfigError: no such stream, or several.
+    """
+    candidates = [stream for stream in streams if kind is None or stream.kind == kind]
+    exact = [stream.key for stream in candidates if stream.key == name]
+    found = exact or [stream.key for stream in candidates if stream.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{where}: {name!r} can mean {' or '.join(map(repr, found))}; write the one you mean")
+    known = [stream.key for stream in candidates]
+    what = f"{kind} stream" if kind else "stream"
+    hint = nearest(name, known + [stream.name for stream in candidates])
+    listed = ", ".join(known) or "none"
+    raise ConfigError(f"{where}: the dataset has no {what} {name!r}{hint}; it has {listed}")
+
+
+def _prepare(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, with what is short for something written out."""
+    given: dict[str, Any] = {}
+    for key, value in cfg.items():
+        if key == "augment_fn":
+            given[key] = value
+        elif value == "auto" and key in _AUTO:
+            given[key] = None
+        else:
+            given[key] = plain(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    if isinstance(given.get("image_key"), str):
+        given["image_key"] = [given["image_key"]]
+    if isinstance(given.get("delta_cache_block_planning"), bool):
+        # An unquoted on or off in YAML arrives as a truth value.
+        given["delta_cache_block_planning"] = "on" if given["delta_cache_block_planning"] else "off"
+    if given.get("decode_mode") == "sequential" and given.get("shuffle_mode") is None:
+        given["shuffle_mode"] = "none"
+    scheme = str(given.get("hlp_manifest")).partition("://")[0]
+    if given.get("fs_type") is None and scheme in _FS_OF_SCHEME:
+        given["fs_type"] = _FS_OF_SCHEME[scheme]
+    return _with_fs_params(given)
+
+
+def _with_fs_params(given: dict[str, Any]) -> dict[str, Any]:
+    fs_type, params = given.get("fs_type") or "local", given.get("fs_params")
+    model = _FS_PARAMS.get(fs_type) if isinstance(fs_type, str) else None
+    if model is None:  # an unknown fs_type, which the model will say
+        return {key: value for key, value in given.items() if key != "fs_params"}
+    if params is not None and not isinstance(params, dict):
+        raise ConfigError(f"loader_cfg.fs_params: a mapping of the parameters of fs_type {fs_type!r}, got {params!r}")
+    present = {key: value for key, value in (params or {}).items() if value is not None}
+    return {**given, "fs_params": validate(model, present, f"loader_cfg.fs_params (fs_type {fs_type!r})")}
+
+
+def _refuse_missing_features(config: LoaderConfig) -> None:
+    for key, asked in NOT_YET.items():
+        if not key.startswith("stream_cfg.") and asked(getattr(config, key)):
+            value = getattr(config, key)
+            raise ConfigError(f"loader_cfg.{key}={value!r}: this version does not have it; leave the key out")
+
+
+def _check_together(config: LoaderConfig, given: Mapping[str, Any]) -> None:
+    """Refuse keys that contradict each other."""
+
+    def refuse(problem: str) -> None:
+        raise ConfigError(f"loader_cfg: {problem}")
+
+    if config.decode_mode == "sequential" and config.shuffled:
+        refuse(
+            f"decode_mode='sequential' plays episodes in order, shuffle_mode={config.shuffle_mode!r} shuffles them; "
+            "use shuffle_mode='none', or decode_mode='random_access'"
+        )
+    for key in ("multi_epoch", "multi_mix"):
+        if key in given:
+            refuse(f"{key} is about a mix of datasets; leave it out, or use MultiShardedDataLoader")
+    if config.zerocopy:
+        _check_zerocopy(config, refuse)
+    scheme = config.hlp_manifest.partition("://")[0] if "://" in config.hlp_manifest else None
+    if scheme is not None and _FS_OF_SCHEME.get(scheme) != config.fs_type:
+        known = _FS_OF_SCHEME.get(scheme)
+        fix = f"use fs_type={known!r}, or leave it out" if known else "URLs begin with s3://, gs:// or az://"
+        refuse(f"hlp_manifest={config.hlp_manifest!r} is not a path of fs_type={config.fs_type!r}; {fix}")
+    if (config.rank is None) != (config.world_size is None):
+        one, other = ("rank", "world_size") if config.world_size is None else ("world_size", "rank")
+        refuse(f"{one} is given without {other}; give both, or neither to take them from the environment")
+    if config.rank is not None and config.world_size is not None and config.rank >= config.world_size:
+        refuse(f"rank={config.rank} must be below world_size={config.world_size}; ranks count from 0")
+
+
+def _check_zerocopy(config: LoaderConfig, refuse: Callable[[str], None]) -> None:
+    if config.augment_fn is not None:
+        refuse("augment_fn can't run with zerocopy=true; transform the batch in the training loop, or zerocopy=false")
+    if not config.shuffled:
+        refuse("zerocopy=true needs shuffle_mode='global_triplet' or 'global_triplet_fast'; set one, or zerocopy=false")
+    if config.zerocopy_slots is not None and config.zerocopy_slots < config.precollate_batches + 2:
+        refuse(
+            f"zerocopy_slots={config.zerocopy_slots} is too few for precollate_batches={config.precollate_batches}; "
+            f"use at least {config.precollate_batches + 2}"
+        )
+    if config.pin_memory:
+        warnings.warn("pin_memory is ignored under zerocopy", UserWarning, stacklevel=5)
+
+
+def _check_payload(config: LoaderConfig, profile: StorageProfile) -> None:
+    stored = PAYLOAD_OF_PROFILE[profile]
+    if config.payload is not None and config.payload != stored:
+        raise ConfigError(
+            f"loader_cfg.payload={config.payload!r}, but {config.hlp_manifest} stores {stored!r} ({profile}); "
+            f"use payload={stored!r}, or another manifest"
+        )
+
+
+def _with_streams(config: LoaderConfig, streams: Sequence[StreamInfo]) -> LoaderConfig:
+    """The same with every stream named by its batch key."""
+    changes: dict[str, Any] = {}
+    if config.image_key is not None:
+        where = "loader_cfg.image_key"
+        changes["image_key"] = [resolve_stream(name, streams, where=where, kind="rgb") for name in config.image_key]
+    if config.action_key is not None:
+        where = "loader_cfg.action_key"
+        changes["action_key"] = resolve_stream(config.action_key, streams, where=where, kind="numeric")
+    for field, kind in (("delta_timestamps", None), ("zerocopy_frame_shapes", "rgb")):
+        value = getattr(config, field)
+        if value is not None:
+            changes[field] = _rekeyed(value, streams, f"loader_cfg.{field}", kind)
+    config = config.model_copy(update=changes)
+    if config.zerocopy:
+        _check_frame_shapes(config, streams)
+    return config
+
+
+def _rekeyed(value: Mapping[str, Any], streams: Sequence[StreamInfo], where: str, kind: str | None) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, item in value.items():
+        key = resolve_stream(name, streams, where=where, kind=kind)
+        if key in result:
+            raise ConfigError(f"{where}: the stream {key!r} is there twice, with and without its prefix; keep one")
+        result[key] = item
+    return result
+
+
+def _check_frame_shapes(config: LoaderConfig, streams: Sequence[StreamInfo]) -> None:
+    shapes = config.zerocopy_frame_shapes or {}
+    for stream in streams:
+        if stream.kind != "rgb" or (config.image_key and stream.key not in config.image_key):
+            continue
+        shape = shapes.get(stream.key)
+        if shape is None or tuple(shape) != tuple(stream.shape):
+            got = "is missing" if shape is None else f"is {list(shape)}"
+            raise ConfigError(
+                f"loader_cfg.zerocopy_frame_shapes[{stream.key!r}] {got}; the dataset's frames are {list(stream.shape)}"
+            )
+
+
+def _inactive(config: LoaderConfig, profile: StorageProfile | None) -> list[str]:
+    """Keys that can have no effect in this mode or profile."""
+    idle = set(_WITHOUT_STAGE) | NOT_YET_TUNED
+    if config.augment_fn is None:
+        idle |= {"augment_execution", "augment_workers"}
+    elif config.augment_execution == "inline":
+        idle.add("augment_workers")
+    if not config.shuffled:
+        idle.add("planner_locality")
+    if not config.shuffled or config.planner_locality == "global":
+        idle.add("planner_recent_batches")
+    if not config.shuffled or (config.planner_locality == "global" and config.delta_cache_block_planning != "on"):
+        idle |= {"delta_cache_block_planning", "delta_cache_block_max_shards"}
+    if config.delta_cache_block_planning == "off":
+        idle.add("delta_cache_block_max_shards")
+    if not config.zerocopy:
+        idle |= {"zerocopy_frame_shapes", "zerocopy_slots"}
+    if config.zerocopy or config.framework == "numpy":
+        idle.add("pin_memory")
+    if config.delta_timestamps is None:
+        idle.add("delta_rounding")
+    if profile == "training_fast":
+        idle.add("ram_cache_bytes")
+    if profile is not None and profile != "training_compressed":
+        idle.add("kdelta_direct_bundle_target_frames")
+    if config.num_fetchers is not None and config.decode_concurrency is not None:
+        idle.add("num_decoders")
+    return [key for key in LoaderConfig.model_fields if key in idle]
+
+
+def _topology(config: LoaderConfig) -> tuple[int, int]:
+    """(rank, world size): as configured, else of torch.distributed where it runs, else of the environment."""
+    if config.rank is not None and config.world_size is not None:
+        return config.rank, config.world_size
+    # Only asked for when somebody has imported it already: a numpy loader never pays for torch.
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    texts = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not any(texts):
+        return 0, 1
+    try:
+        rank, world_size = (int(text) for text in texts)
+    except ValueError as error:
+        raise ConfigError(
+            f"the environment has RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r}, which must both be whole numbers; "
+            "unset them, or give rank and world_size in loader_cfg"
+        ) from error
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"the environment has RANK={rank}, which must lie in [0, WORLD_SIZE={world_size})")
+    return rank, world_size
