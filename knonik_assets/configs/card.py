@@ -1,0 +1,290 @@
+"""A dataset card: one YAML file that says where a dataset's raw data lies and what shall become of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from knonik_assets.configs.cron import cron_mistake
+from knonik_assets.configs.documents import load_yaml
+from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.configs.load import load_ingest_config
+from knonik_assets.configs.pack import PackOptions
+from knonik_assets.configs.validation import unknown, validate
+from knonik_loader.errors import ConfigError
+from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile
+
+__all__ = [
+    "EPISODE_CHECKS",
+    "CheckThresholds",
+    "DatasetCard",
+    "Severity",
+    "card_folder",
+    "lake_folder",
+    "load_card",
+]
+
+Severity = Literal["error", "warn"]
+EPISODE_CHECKS = (
+    "every_raw_episode_present",
+    "has_frames",
+    "timestamps_increase",
+    "no_gaps",
+    "steady_clock",
+    "same_shape",
+    "finite_values",
+    "cameras_alive",
+    "checksums",
+)
+"""What every ingested episode is asked; `knonik_assets.quality.expectations` says how."""
+PROFILES: tuple[StorageProfile, ...] = tuple(PAYLOAD_OF_PROFILE)
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_OWNER = re.compile(r"team:[A-Za-z0-9_.-]+|[^@\s]+@[^@\s]+\.[^@\s]+")
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+# What the pipeline itself decides; everything else that pack() takes may stand in a card.
+_PACK_KEYS = [key for key in PackOptions.model_fields if key not in ("dataset_name", "storage_profile")] + ["workers"]
+_PIPELINE_KEYS = {
+    "input_dir": "the card's 'episodes'",
+    "output_dir": "the card's 'packed'",
+    "dataset_name": "the card's 'name'",
+    "storage_profile": "'profiles'",
+    "engine": "the card's 'engine'",
+    "overwrite": "the pipeline: every change makes a new generation",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckThresholds(_Strict):
+    """When a check of the pipeline fails, and how much that weighs."""
+
+    min_frames: int = Field(1, ge=1)
+    """Frames that an episode has at least."""
+    max_gap: float = Field(1.5, gt=1)
+    """Longest step of an episode's clock, in frame periods."""
+    max_jitter: float = Field(0.25, gt=0)
+    """Standard deviation of the clock's steps, in frame periods."""
+    black_level: float = Field(16.0, ge=0, le=255)
+    """A camera is black when its brightest 1 % of pixels stay below this luma in half of the sampled frames."""
+    max_frozen: float = Field(0.5, gt=0, le=1)
+    """Share of an episode for which a camera may show one picture while the robot moves."""
+    psnr_floor: dict[StorageProfile, float] = Field(default_factory=dict)
+    """dB by profile; the rest keeps its default floor."""
+    max_packed_gb: float | None = Field(None, gt=0)
+    """Size of one packed profile above which the size check warns."""
+    severity: dict[str, Severity] = Field(default_factory=dict)
+    """Check → ``error`` (an episode that fails it is bad) or ``warn`` (it is reported and goes on)."""
+
+    @field_validator("severity")
+    @classmethod
+    def _known_checks(cls, value: dict[str, Severity]) -> dict[str, Severity]:
+        for name in value:
+            if name not in EPISODE_CHECKS:
+                raise ValueError(unknown(name, EPISODE_CHECKS, "check"))
+        return value
+
+
+class DatasetCard(_Strict):
+    """A validated card. Build it with `load_card`: paths are then absolute and every default is filled in."""
+
+    name: str
+    """The dataset's name, and its partition in Dagster; by default the file's name without ``.yaml``."""
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    """E-mail addresses or ``team:<name>``."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    raw: Path
+    """Raw recordings. Relative paths in a card go from the card's folder."""
+    episodes: Path
+    """Ingested episodes; by default ``<lake>/<name>/episodes``."""
+    packed: Path
+    """Packed datasets, a folder a profile; by default ``<lake>/<name>/packed``."""
+    ingest: dict[str, Any]
+    """The ingest config, without ``data_dir``."""
+    pack: dict[StorageProfile, dict[str, Any]] = Field(default_factory=dict)
+    """Profile → keywords of ``pack()``."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Answers to what the dataset config cannot know."""
+    schedule: str | None = None
+    """Cron of re-packs, five fields."""
+    keep_days: float | None = Field(None, gt=0)
+    """Days for which older generations of packed data are kept; refused until something collects them."""
+    exclude: dict[str, str] = Field(default_factory=dict)
+    """Episode (``episode_000003``, or its name in the source) → why it stays out of the packs."""
+    on_bad_episode: Literal["exclude", "block"] = "exclude"
+    checks: CheckThresholds = CheckThresholds()
+    engine: Literal["inline", "processes", "ray"] = "processes"
+    ray: dict[str, Any] | None = None
+    path: Path
+    """The card's own file."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(
+                f"{value!r} may hold letters, digits, '_', '-' and '.' only, at most 128, and begins with no dot"
+            )
+        return value
+
+    @field_validator("owners")
+    @classmethod
+    def _known_owners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            if not _OWNER.fullmatch(owner):
+                raise ValueError(f"{owner!r} is neither an e-mail address nor 'team:<name>'")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _plain_tags(cls, value: dict[str, str]) -> dict[str, str]:
+        for part in (*value, *value.values()):
+            if not _TAG.fullmatch(part):
+                raise ValueError(f"{part!r} may hold letters, digits, '_', '-' and '.' only, 1 to 63 of them")
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _readable_cron(cls, value: str | None) -> str | None:
+        mistake = cron_mistake(value) if value is not None else None
+        if mistake:
+            raise ValueError(f"{value!r} is no cron expression: {mistake}")
+        return value
+
+    @field_validator("ray")
+    @classmethod
+    def _no_ray_options(cls, value: object) -> object:
+        if value is not None:
+            raise ValueError("this version takes no Ray options ('engine: ray' starts a private cluster); remove it")
+        return value
+
+    @field_validator("keep_days")
+    @classmethod
+    def _no_collection(cls, value: object) -> object:
+        if value is not None:
+            raise ValueError("this version keeps every generation of packed data; remove it")
+        return value
+
+    @property
+    def profiles(self) -> tuple[StorageProfile, ...]:
+        """The packed profiles that this dataset asks for."""
+        return tuple(self.pack)
+
+    def packed_folder(self, profile: StorageProfile) -> Path:
+        """Where a profile's manifest lies."""
+        return self.packed / profile
+
+    def ingest_config(self) -> IngestConfig:
+        """The validated ingest config."""
+        return _ingest_config(self.ingest, str(self.path))
+
+
+def card_folder() -> Path:
+    """Where the cards are: ``KNONIK_DATASETS``, else ``datasets`` in ``DAGSTER_HOME`` or in ``./dagster_home``."""
+    chosen = os.environ.get("KNONIK_DATASETS")
+    if chosen:
+        return Path(chosen).expanduser().resolve()
+    home = os.environ.get("DAGSTER_HOME")
+    return (Path(home).expanduser() if home else Path("dagster_home")).resolve() / "datasets"
+
+
+def lake_folder(folder: Path) -> Path:
+    """Where episodes and packed data go by default: ``KNONIK_LAKE``, ``DAGSTER_HOME/lake``, or beside the cards."""
+    chosen = os.environ.get("KNONIK_LAKE")
+    if chosen:
+        return Path(chosen).expanduser().resolve()
+    home = os.environ.get("DAGSTER_HOME")
+    return (Path(home).expanduser().resolve() if home else folder.resolve().parent) / "lake"
+
+
+def load_card(path: str | Path) -> DatasetCard:
+    """Read and check one card.
+
+    Raises:
+        ConfigError: with the file, the key, what is wrong with it and the nearest known key.
+    """
+    path = Path(path).resolve()
+    where = str(path)
+    data = load_yaml(path)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must hold the keys of a dataset card, such as 'raw' and 'ingest'.")
+    known = [key for key in DatasetCard.model_fields if key != "path"]
+    for key in data:
+        if key not in known:
+            raise ConfigError(f"{where}: {unknown(key, known)}")
+    data = {key: value for key, value in data.items() if value is not None}
+    values: dict[str, Any] = {"name": path.stem, **data, "path": path}
+    for key in ("raw", "ingest"):
+        if not data.get(key):
+            raise ConfigError(f"{where}: {key} is required.")
+    for key in ("raw", "episodes", "packed"):
+        if key in data:
+            values[key] = _local(data[key], key, path)
+        elif key != "raw":
+            values[key] = lake_folder(path.parent) / str(values["name"]) / key
+    values["pack"] = _pack_block(data.get("pack"), values["name"], where)
+    card = validate(DatasetCard, values, where)
+    card.ingest_config()
+    return card
+
+
+def _local(value: Any, key: str, card: Path) -> Path:  # noqa: ANN401 - raw YAML
+    if not isinstance(value, str):
+        raise ConfigError(f"{card}: {key}: must be a path, not {value!r}.")
+    if "://" in value:
+        raise ConfigError(f"{card}: {key}: {value} is no local path; this version reads and writes local folders only.")
+    return (card.parent / Path(value).expanduser()).resolve()
+
+
+def _ingest_config(block: Any, where: str) -> IngestConfig:  # noqa: ANN401 - raw YAML
+    if isinstance(block, Mapping):
+        for key, instead in (("data_dir", "raw"), ("output_dir", "episodes")):
+            if key in block:
+                raise ConfigError(f"{where}: ingest: {key} is what the card's '{instead}' says; remove it here.")
+    return load_ingest_config(block, f"{where}: ingest")
+
+
+def _pack_block(block: Any, name: Any, where: str) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - raw YAML
+    """Profile → keywords of ``pack()``, each checked."""
+    block = {} if block is None else block
+    if not isinstance(block, Mapping):
+        raise ConfigError(f"{where}: pack: must be a block with 'profiles' and options, not {block!r}.")
+    profiles = block.get("profiles", ["compact_video"])
+    if isinstance(profiles, str):
+        profiles = [profiles]
+    if not isinstance(profiles, list | Mapping):
+        raise ConfigError(f"{where}: pack.profiles: must list profiles ({', '.join(PROFILES)}), not {profiles!r}.")
+    common = {key: value for key, value in block.items() if key != "profiles"}
+    wanted: dict[str, dict[str, Any]] = {}
+    for profile in profiles:
+        if profile not in PROFILES:
+            raise ConfigError(f"{where}: pack.profiles: {unknown(str(profile), PROFILES, 'profile')}")
+        own = profiles[profile] if isinstance(profiles, Mapping) else None
+        if own is not None and not isinstance(own, Mapping):
+            raise ConfigError(f"{where}: pack.profiles.{profile}: must be a block of options, not {own!r}.")
+        wanted[profile] = _pack_options({**common, **(own or {})}, profile, str(name), where)
+    if not wanted:
+        _pack_options(common, "compact_video", str(name), where)
+    return wanted
+
+
+def _pack_options(options: dict[str, Any], profile: str, name: str, where: str) -> dict[str, Any]:
+    for key in options:
+        if key in _PIPELINE_KEYS:
+            raise ConfigError(f"{where}: pack: {key} is decided by {_PIPELINE_KEYS[key]}; remove it here.")
+        if key not in _PACK_KEYS:
+            raise ConfigError(f"{where}: pack: {unknown(key, ['profiles', *_PACK_KEYS])}")
+    workers = options.get("workers")
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        raise ConfigError(f"{where}: pack: workers must be a whole number above 0, not {workers!r}.")
+    decisive = {key: value for key, value in options.items() if key != "workers"}
+    validate(PackOptions, {**decisive, "dataset_name": name, "storage_profile": profile}, f"{where}: pack ({profile})")
+    return options
