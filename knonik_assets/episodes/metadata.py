@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-__all__ = ["EpisodeMetadata", "FileEntry"]
+from knonik_assets.episodes.storing import storage_errors
+from knonik_loader.errors import ConfigError, EpisodeError
+
+__all__ = ["METADATA", "EpisodeMetadata", "FileEntry", "check_extra", "read_metadata", "write_metadata"]
+
+METADATA = "metadata.json"
 
 
 class FileEntry(BaseModel):
@@ -59,3 +69,65 @@ class EpisodeMetadata(BaseModel):
     orientation: str = "as_stored"
     files: dict[str, FileEntry] = Field(default_factory=dict)
     """Relative path with forward slashes → size and digest, of every file but this one."""
+
+
+_FROM_THE_SOURCE = frozenset({
+    "urdf_joints", "camera_info", "source_bag", "ros_cameras", "ros_depth_streams", "ros_numeric_streams",
+    "ros_skipped", "renamed_streams",
+})  # fmt: skip
+
+
+def check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Further entries of ``metadata.json``, made into plain JSON values; numbers that JSON lacks become null.
+
+    Raises:
+        ConfigError: an entry is one that the writer itself fills in, or holds what JSON cannot.
+    """
+    ours = sorted(extra.keys() & (EpisodeMetadata.model_fields.keys() - _FROM_THE_SOURCE))
+    if ours:
+        raise ConfigError(f"metadata entry {ours[0]!r} is filled in by ingest itself: rename yours")
+    out: dict[str, Any] = {}
+    for key, value in extra.items():
+        try:
+            out[str(key)] = to_jsonable_python(value, inf_nan_mode="null", fallback=_plain)
+        except (PydanticSerializationError, TypeError, ValueError) as error:
+            raise ConfigError(f"metadata entry {key!r} cannot be kept in JSON: {error}") from error
+    return out
+
+
+def write_metadata(folder: Path, metadata: EpisodeMetadata) -> None:
+    """Write ``metadata.json``, the last file of an episode; the same content gives the same bytes.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    content = metadata.model_dump(mode="json")
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    path = folder / METADATA
+    with storage_errors("write", path):
+        path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_metadata(folder: Path) -> EpisodeMetadata:
+    """Read an episode's ``metadata.json``.
+
+    Raises:
+        EpisodeError: it is missing or not valid.
+        StorageError: it cannot be read.
+    """
+    path = folder / METADATA
+    with storage_errors("read", path):
+        try:
+            return EpisodeMetadata.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise EpisodeError(f"{folder} is no ingested episode: it has no {METADATA}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise EpisodeError(f"{path} is damaged: {place or 'the file'}: {first['msg']}; ingest it again") from error
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a source found
+    if isinstance(value, np.ndarray | np.generic):
+        return to_jsonable_python(value.tolist(), inf_nan_mode="null")
+    raise TypeError(f"a {type(value).__name__} is no JSON value")
