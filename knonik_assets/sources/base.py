@@ -127,7 +127,7 @@ class SourceEpisode(Protocol):
         """(T,) seconds at which this stream was sampled, where that differs from the episode's clock."""
         ...
 
-    def packets(self, spec: StreamSpec) -> tuple[av.VideoStream, Iterator[av.Packet]] | None:
+    def packets(self, spec: StreamSpec) -> tuple[av.VideoStream, Iterator[av.Packet[av.VideoStream]]] | None:
         """The stream's own compressed packets for the codec ``copy``, when they start on a keyframe; else None."""
         ...
 

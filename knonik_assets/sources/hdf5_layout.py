@@ -1,0 +1,218 @@
+"""Which datasets of one HDF5 episode become streams: by the layout, or everything that is recognised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import h5py
+
+from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
+from knonik_assets.sources.base import StreamSpec
+from knonik_assets.sources.hdf5_paths import find, walk
+from knonik_assets.sources.hdf5_streams import Content, check_written, classify, first_shape, float_scale
+from knonik_assets.sources.naming import check_streams, name_paths, nearest, safe_stream_name
+from knonik_loader.errors import EpisodeError, SourceError
+
+__all__ = ["CLOCK_NAMES", "Planned", "clock_dataset", "plan_streams"]
+
+CLOCK_NAMES = ("timestamps", "timestamp", "frame_time", "time_stamp")
+"""Datasets that are the episode's clock where the layout names none."""
+_NEVER = frozenset({"next_obs", "compress_len", *CLOCK_NAMES})
+_COLOUR = ("encoded", "picture")
+_DEPTH = ("depth", "encoded_depth")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A stream and how to read it."""
+
+    spec: StreamSpec
+    path: tuple[str, ...]
+    content: Content
+    unit_m: float | None = None
+    scale: float | None = None
+    """What floats of a colour stream are multiplied by."""
+
+
+def plan_streams(
+    root: h5py.Group, config: IngestConfig, fps: float | None, where: str, warnings: list[str]
+) -> list[Planned]:
+    """The streams of one episode.
+
+    Args:
+        root: the episode's own group.
+        config: its layout decides; without images, depths and numeric in it, everything found is taken.
+        fps: what the source itself says.
+        where: file (and demo), for messages.
+        warnings: added to.
+
+    Raises:
+        SourceError: the layout names what isn't there or is of another kind; or two streams share a name.
+        EpisodeError: damaged, or without any stream.
+    """
+    layout = config.layout
+    if layout.images is None and layout.depths is None and layout.numeric is None:
+        planned = _everything(root, where, warnings)
+    else:
+        planned = _by_layout(root, config, where, warnings)
+    planned = [_completed(root, one, config, fps, f"{where}: {one.spec.source}", warnings) for one in planned]
+    if not planned:
+        raise EpisodeError(f"{where}: no stream was found in it.")
+    if layout.numeric is None and all(one.spec.kind == "numeric" for one in planned):
+        warnings.append(f"{where}: no pictures, only numbers (a raw simulator recording without observations?)")
+    check_streams([one.spec for one in planned], where)
+    return planned
+
+
+def clock_dataset(root: h5py.Group, config: IngestConfig, where: str) -> tuple[tuple[str, ...], h5py.Dataset] | None:
+    """The dataset of time stamps: the layout's, else one at the episode's root that is called so.
+
+    Raises:
+        SourceError: the layout names one that isn't there.
+    """
+    key = config.layout.timestamps
+    if key is not None:
+        found = find(root, key, where)
+        if found is None and _missing_is_error(config):
+            raise SourceError(
+                f"{where}: layout.timestamps is {key!r}, which isn't there; {_nearest(root, key, where)}."
+            )
+        return found
+    for name in CLOCK_NAMES:
+        found = find(root, name, where)
+        if found is not None and found[1].ndim == 1 and found[1].dtype.kind in "iuf":
+            return found
+    return None
+
+
+def _missing_is_error(config: IngestConfig) -> bool:
+    return config.strict or config.dir_type == "episodic"
+
+
+def _nearest(root: h5py.Group, key: str, where: str) -> str:
+    return nearest(key, (".".join(path) for path, _ in walk(root, where)))
+
+
+def _by_layout(root: h5py.Group, config: IngestConfig, where: str, warnings: list[str]) -> list[Planned]:
+    layout = config.layout
+    wanted: list[tuple[str, str, ImageEntry]] = [
+        *(("rgb", name, entry) for name, entry in (layout.images or {}).items()),
+        *(("depth", name, entry) for name, entry in (layout.depths or {}).items()),
+        *(("numeric", name, ImageEntry(key=key, fps=None)) for name, key in (layout.numeric or {}).items()),
+    ]
+    planned: list[Planned] = []
+    for kind, name, entry in wanted:
+        found = find(root, entry.key, where)
+        if found is None:
+            block = {"rgb": "images", "depth": "depths", "numeric": "numeric"}[kind]
+            text = f"{where}: layout.{block}.{name} names {entry.key!r}, which isn't there; "
+            text += _nearest(root, entry.key, where)
+            if _missing_is_error(config):
+                raise SourceError(text + ".")
+            warnings.append(text)
+            continue
+        path, dataset = found
+        content = _as(kind, classify(dataset, path[-1], f"{where}: {entry.key}"), dataset, f"{where}: {entry.key}")
+        spec = _spec(kind, safe_stream_name(name), path, content, fps=entry.fps)
+        planned.append(Planned(spec, path, content, entry.unit_m if isinstance(entry, DepthEntry) else None))
+    if not planned:
+        raise SourceError(f"{where}: no stream of the layout is in it; {_nearest(root, '', where)}.")
+    return planned
+
+
+def _as(kind: str, content: Content, dataset: h5py.Dataset, where: str) -> Content:
+    """The content read the way the layout asks for, where it can be."""
+    described = f"holds {dataset.dtype} of shape {dataset.shape}"
+    if kind == "rgb":
+        if content.kind == "depth" and dataset.dtype.kind == "f":
+            return replace(content, kind="picture")  # grey floats: the layout knows better than the shape
+        if content.kind not in _COLOUR:
+            raise SourceError(f"{where} is listed as an image but {described}.")
+    elif kind == "depth":
+        if content.kind == "picture" and len(content.shape) + (content.shape.count(1)) == 2 + content.shape.count(1):
+            return replace(content, kind="depth")
+        if content.kind not in (*_DEPTH, "encoded"):
+            raise SourceError(f"{where} is listed as depth but {described}.")
+    elif content.kind in ("encoded", "encoded_depth", "other") or (
+        content.kind != "numeric" and len(content.shape) > 1 and max(content.shape) > 64
+    ):
+        raise SourceError(f"{where} is listed as numeric but {described}.")
+    else:
+        return replace(content, kind="numeric")
+    return content
+
+
+def _everything(root: h5py.Group, where: str, warnings: list[str]) -> list[Planned]:
+    found: list[tuple[tuple[str, ...], Content]] = []
+    for path, dataset in walk(root, where):
+        if _NEVER.isdisjoint(path):
+            content = classify(dataset, path[-1], f"{where}: {'.'.join(path)}")
+            if content.kind != "other":
+                found.append((path, content))
+    kept, left_out = _of_this_episode(found)
+    if left_out:
+        warnings.append(f"{where}: left out, as their first axis isn't time: {', '.join(left_out)}")
+    names = name_paths([path for path, _ in kept])
+    return [Planned(_spec(_kind(content), names[path], path, content), path, content) for path, content in kept]
+
+
+def _of_this_episode(
+    found: list[tuple[tuple[str, ...], Content]],
+) -> tuple[list[tuple[tuple[str, ...], Content]], list[str]]:
+    """Separate streams from tables: numbers count when about as long as most of what is there."""
+    lengths = Counter(content.length for _, content in found)
+    usual = max(lengths, key=lambda length: (lengths[length], length), default=0)
+    kept, left_out = [], []
+    for path, content in found:
+        if content.kind != "numeric" or usual / 2 <= content.length <= usual * 2:
+            kept.append((path, content))
+        else:
+            left_out.append(".".join(path))
+    return kept, left_out
+
+
+def _kind(content: Content) -> str:
+    return "rgb" if content.kind in _COLOUR else "depth" if content.kind in _DEPTH else "numeric"
+
+
+def _spec(kind: str, name: str, path: tuple[str, ...], content: Content, fps: float | None = None) -> StreamSpec:
+    """A stream's description as far as it is known without reading a picture."""
+    assert kind in ("rgb", "depth", "numeric")
+    return StreamSpec(
+        kind=kind,  # type: ignore[arg-type]
+        name=name,
+        source=".".join(path),
+        length=content.length,
+        shape=content.shape,
+        fps=fps,
+    )
+
+
+def _completed(
+    root: h5py.Group, one: Planned, config: IngestConfig, fps: float | None, where: str, warnings: list[str]
+) -> Planned:
+    """Fill in what needs a look into the data: picture size, encoding, the scale of floats."""
+    dataset = root["/".join(one.path)]
+    rate = one.spec.fps or config.fps or fps
+    if one.spec.kind == "numeric":
+        width = 1
+        for side in one.content.shape:
+            width *= side
+        if len(one.content.shape) > 1:
+            warnings.append(f"{where}: rows of shape {one.content.shape} are flattened to {width} numbers")
+        return replace(one, spec=replace(one.spec, shape=(width,), fps=rate))
+    check_written(dataset, where)
+    height, width = first_shape(dataset, one.content, where)
+    scale = None
+    encoding = "raw"
+    if one.spec.kind == "rgb":
+        if one.content.kind == "picture":
+            scale = float_scale(dataset, where)
+            if scale == 1.0:
+                warnings.append(f"{where}: floats above 1, taken as 0..255")
+        elif config.orientation == "as_stored" and config.jpeg_channel_order == "rgb":
+            encoding = one.content.format or "raw"
+    shape = (height, width, 3) if one.spec.kind == "rgb" else (height, width)
+    spec = replace(one.spec, shape=shape, fps=rate, encoding=encoding)  # type: ignore[arg-type]
+    return replace(one, spec=spec, scale=scale)

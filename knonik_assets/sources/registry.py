@@ -1,0 +1,44 @@
+"""Which reader reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.sources.base import Source
+from knonik_loader.errors import ConfigError
+
+__all__ = ["READABLE", "open_source"]
+
+
+def _hdf5(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.episodic_hdf5 import EpisodicHdf5Source
+
+    return EpisodicHdf5Source(config, root)
+
+
+READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
+    "episodic + hdf5": _hdf5,
+    "hdf5": _hdf5,
+}
+"""Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""
+
+
+def open_source(config: IngestConfig, root: str | Path) -> Source:
+    """The reader for a config, over the raw dataset at ``root``. Opens nothing yet.
+
+    Raises:
+        ConfigError: this version has no such reader, or the raw data isn't on a local disk.
+    """
+    family = config.dir_type
+    if family == "episodic":
+        if config.data_type is None:
+            raise ConfigError("dir_type 'episodic' needs a data_type: hdf5, npy or zarr.")
+        family = f"episodic + {config.data_type}"  # type: ignore[assignment]
+    reader = READABLE.get(family)
+    if reader is None:
+        raise ConfigError(f"this version cannot read {family!r} yet; it reads: {', '.join(READABLE)}.")
+    if isinstance(root, str) and "://" in root:
+        raise ConfigError(f"{root}: raw data is read from local disks only in this version.")
+    return reader(config, Path(root))
