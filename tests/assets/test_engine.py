@@ -1,0 +1,210 @@
+"""The engine: outcomes of every item, whatever happens to the others."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from knonik_assets.engine import map_tasks
+from knonik_loader.errors import ConfigError, EpisodeError, StorageError
+
+
+def double(number):
+    if number == 3:
+        raise EpisodeError("three is damaged")
+    if number == 4:
+        raise ZeroDivisionError("four")
+    return 2 * number
+
+
+def exit_on_two(number):
+    if number == 2:
+        os._exit(7)
+    return number
+
+
+def exit_once(path):
+    if path.name == "fragile" and not path.exists():
+        path.touch()
+        os._exit(7)
+    return path.name
+
+
+def wait_for(path):
+    """The first item waits until the second has ended."""
+    if path.name == "first":
+        for _ in range(2000):
+            if path.with_name("second").exists():
+                return "first"
+            time.sleep(0.005)
+        return "gave up"
+    path.touch()
+    return "second"
+
+
+def sleep_long(number):
+    time.sleep(60 if number else 0)
+    return number
+
+
+def children():
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+def test_every_item_has_its_own_outcome(engine):
+    outcomes = {o.index: o for o in map_tasks(double, [1, 2, 3, 4, 5], engine=engine, workers=2)}
+    assert {i: o.value for i, o in outcomes.items() if o.ok} == {0: 2, 1: 4, 4: 10}
+    assert isinstance(outcomes[2].error, EpisodeError)
+    assert str(outcomes[2].error) == "three is damaged"
+    assert outcomes[2].details == ""
+    assert isinstance(outcomes[3].error, EpisodeError)
+    assert "ZeroDivisionError: four" in str(outcomes[3].error)
+    assert "in double" in outcomes[3].details
+    assert [o.attempts for o in outcomes.values()] == [1] * 5
+
+
+def test_outcomes_come_as_they_end(tmp_path):
+    paths = [tmp_path / "first", tmp_path / "second"]
+    assert [o.value for o in map_tasks(wait_for, paths, workers=2)] == ["second", "first"]
+
+
+def test_a_dead_worker_costs_its_own_item_only():
+    outcomes = {o.item: o for o in map_tasks(exit_on_two, [1, 2, 3, 4], workers=2)}
+    assert [outcomes[n].value for n in (1, 3, 4)] == [1, 3, 4]
+    assert "died 2 times" in str(outcomes[2].error)
+    assert {n: o.attempts for n, o in outcomes.items()} == {1: 1, 2: 2, 3: 1, 4: 1}
+
+
+def test_a_worker_that_dies_once_is_forgiven(tmp_path):
+    outcomes = list(map_tasks(exit_once, [tmp_path / "fragile", tmp_path / "sound"], workers=1))
+    assert [(o.value, o.attempts) for o in outcomes] == [("fragile", 2), ("sound", 1)]
+
+
+def test_a_result_that_does_not_pickle_fails_alone():
+    outcomes = {o.item: o for o in map_tasks(pickle_probe, [0, 1], workers=1)}
+    assert outcomes[0].value == 0
+    assert "ickl" in str(outcomes[1].error)
+
+
+class Stubborn:
+    def __reduce__(self):
+        raise pickle.PicklingError("this never pickles")
+
+
+def pickle_probe(number):
+    return Stubborn() if number else number
+
+
+def test_closing_early_ends_the_workers():
+    before = children()
+    outcomes = map_tasks(sleep_long, [0, 1, 2], workers=2)
+    assert next(outcomes).value == 0
+    assert children() - before
+    started = time.monotonic()
+    outcomes.close()
+    assert time.monotonic() - started < 20
+    assert not [p for p in children() - before if "resource_tracker" not in " ".join(psutil.Process(p).cmdline())]
+
+
+def test_no_items_start_no_process():
+    before = children()
+    assert list(map_tasks(double, [], engine="processes")) == []
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "threads"}, "inline, processes or ray"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"attempts": 0}, "attempts must be at least 1"),
+        ({"ray_options": {"address": "auto"}}, "engine ray only"),
+    ],
+)
+def test_mistaken_calls_are_refused_at_once(options, words):
+    with pytest.raises(ConfigError, match=words):
+        map_tasks(double, [1], **options)
+
+
+def test_ray_that_is_not_installed_is_a_clear_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"knonik\[ray\]"):
+        map_tasks(double, [1], engine="ray")
+
+
+def test_an_unguarded_script_works(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from knonik_assets.engine import map_tasks
+            print("once")
+            def square(n):
+                return n * n
+            print(sorted(o.value for o in map_tasks(square, [1, 2, 3], workers=2)))
+            """
+        )
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.splitlines() == ["once", "[1, 4, 9]"]
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers watch their parent through a pidfd")
+def test_workers_end_with_a_killed_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, pathlib, time
+            from knonik_assets.engine import map_tasks
+            def work(n):
+                pathlib.Path({str(tmp_path)!r}, f"pid_{{n}}").write_text(str(os.getpid()))
+                time.sleep(120)
+            list(map_tasks(work, [0], workers=1))
+            """
+        )
+    )
+    with subprocess.Popen([sys.executable, str(script)], start_new_session=True) as parent:
+        file = Path(tmp_path, "pid_0")
+        while not (file.exists() and file.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        worker = psutil.Process(int(file.read_text()))
+        parent.kill()
+    worker.wait(timeout=20)
+
+
+def test_storage_errors_keep_their_type():
+    (outcome,) = map_tasks(full_disk, [0], engine="processes", workers=1)
+    assert isinstance(outcome.error, StorageError)
+    assert str(outcome.error) == "the disk is full"
+
+
+def full_disk(_):
+    raise StorageError("the disk is full")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_gives_the_same_outcomes(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    assert not ray.is_initialized()
+    outcomes = {o.item: o for o in map_tasks(ray_probe, [1, 2, 3, 4], engine="ray", workers=2)}
+    assert {n: o.value for n, o in outcomes.items()} == {1: 2, 2: None, 3: None, 4: 8}
+    assert "died 2 times" in str(outcomes[2].error)
+    assert outcomes[2].attempts == 2
+    assert str(outcomes[3].error) == "three is damaged"
+    assert not ray.is_initialized()
+
+
+def ray_probe(number):
+    if number == 2:
+        os._exit(7)
+    return 8 if number == 4 else double(number)
