@@ -60,6 +60,8 @@ def _describe(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
     place = ".".join([where, *path])
     if detail["type"] == "extra_forbidden":
         return f"{where}: unknown key {path[-1]!r}{nearest(path[-1], model.model_fields)}"
+    if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
+        return f"{'.'.join([where, *path[:-1]])}: has {len(detail['input'])} items, which are too few"
     if detail["type"] == "missing":
         return f"{where}: the key {path[-1]!r} is required"
     if detail["type"] == "value_error":

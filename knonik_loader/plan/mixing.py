@@ -1,0 +1,95 @@
+"""How many samples of each batch of a mix come from each dataset: exactly by weight, no batch off by more than one.
+
+What a batch should hold is rarely a whole number. Each dataset gets the whole part; who gets one more is scheduled so
+that the count of every dataset over all batches so far is never a full sample off its weight. The j-th extra sample of
+a dataset must fall between the first batch where it may come and the last where it must (earliest deadline first).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from knonik_loader.errors import ConfigError
+
+__all__ = ["Mixture", "exact_weights"]
+
+IntArray = npt.NDArray[np.int64]
+
+# Batches between two remembered states: any batch is reached by planning at most so many anew.
+_MEMORY = 16
+
+
+def exact_weights(weights: Sequence[float | int | str | Fraction]) -> list[Fraction]:
+    """Weights as fractions that add up to one: 0.1 is a tenth, not the nearest binary number.
+
+    Raises:
+        ConfigError: no weight, or one that is negative, not finite, or zero.
+    """
+    result = []
+    for weight in weights:
+        try:
+            exact = weight if isinstance(weight, Fraction) else Fraction(str(weight))
+        except (ValueError, ZeroDivisionError) as error:
+            raise ConfigError(f"weights are positive numbers, got {weight!r}") from error
+        if exact <= 0:
+            raise ConfigError(f"weights are positive numbers, got {weight!r}; leave a dataset out of the mix instead")
+        result.append(exact)
+    if not result:
+        raise ConfigError("a mix needs at least one weight")
+    return [weight / sum(result) for weight in result]
+
+
+class Mixture:
+    """Counts of every batch of an endless mix, a pure function of weights, batch size and batch number.
+
+    Args:
+        weights: one for each dataset, in any unit.
+        batch: samples in a batch.
+    """
+
+    def __init__(self, weights: Sequence[float | int | str | Fraction], batch: int) -> None:
+        self.weights = exact_weights(weights)
+        self.batch = batch
+        shares = [weight * batch for weight in self.weights]
+        self._whole = np.array([math.floor(share) for share in shares], np.int64)
+        self._rest = [share - math.floor(share) for share in shares]
+        self._extra = batch - int(self._whole.sum())
+        # After so many batches every dataset has exactly its weight, and the counts begin again.
+        self.period = math.lcm(*(rest.denominator for rest in self._rest))
+        self._states: list[tuple[int, ...]] = [(0,) * len(shares)]
+
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(map(str, self.weights))}; batch={self.batch})"
+
+    def before(self, step: int) -> IntArray:
+        """(D,) samples of each dataset in all batches before ``step``."""
+        cycles, inner = divmod(step, self.period)
+        of_cycle = [int(rest * self.period) for rest in self._rest]
+        return step * self._whole + cycles * np.array(of_cycle, np.int64) + np.array(self._extras(inner), np.int64)
+
+    def counts(self, step: int) -> IntArray:
+        """(D,) samples of each dataset in batch ``step``."""
+        return self.before(step + 1) - self.before(step)
+
+    def _extras(self, step: int) -> tuple[int, ...]:
+        """Samples beyond the whole parts that each dataset has had before a batch of the first period."""
+        while len(self._states) <= step // _MEMORY:
+            self._states.append(self._advance(self._states[-1], (len(self._states) - 1) * _MEMORY, _MEMORY))
+        start = step // _MEMORY * _MEMORY
+        return self._advance(self._states[step // _MEMORY], start, step - start)
+
+    def _advance(self, state: tuple[int, ...], start: int, steps: int) -> tuple[int, ...]:
+        given = list(state)
+        for number in range(start + 1, start + steps + 1):
+            # The next extra of a dataset may come in the first batch with number * rest > given, and has to come by
+            # the first one with number * rest >= given + 1.
+            ready = [at for at, rest in enumerate(self._rest) if number * rest > given[at]]
+            ready.sort(key=lambda at: (math.ceil((given[at] + 1) / self._rest[at]), (given[at] + 2) / self._rest[at]))
+            for at in ready[: self._extra]:
+                given[at] += 1
+        return tuple(given)
