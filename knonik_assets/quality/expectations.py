@@ -1,0 +1,91 @@
+"""What is expected of every ingested episode, as a Great Expectations suite over the episode table."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from knonik_assets.configs.card import CheckThresholds
+from knonik_assets.quality.episode_table import table_of
+from knonik_assets.quality.examine import EpisodeRow
+
+if TYPE_CHECKING:
+    import great_expectations as gx
+
+__all__ = ["COLUMNS", "offenders"]
+
+COLUMNS = {
+    "has_frames": ("frames",),
+    "timestamps_increase": ("backward_steps",),
+    "no_gaps": ("max_gap",),
+    "steady_clock": ("jitter",),
+    "same_shape": ("streams",),
+    "finite_values": ("non_finite",),
+    "cameras_alive": ("dimmest", "frozen"),
+    "checksums": ("damaged_files",),
+}
+"""Check → columns of the episode table that it looks at."""
+
+
+def offenders(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> dict[str, dict[str, str]]:
+    """Validate the episode table.
+
+    Returns:
+        Check → episode → what is wrong with it; an empty dict for a check that every episode passes.
+    """
+    found: dict[str, dict[str, str]] = {check: {} for check in COLUMNS}
+    if not rows:
+        return found
+    by_name = {row.episode: row for row in rows}
+    for result in _validate(rows, thresholds).results:
+        check, column = result.expectation_config.meta["check"], result.expectation_config.kwargs["column"]
+        if result.exception_info and result.exception_info.get("raised_exception"):
+            raise RuntimeError(f"Great Expectations failed on {column}: {result.exception_info['exception_message']}")
+        for unexpected in result.result.get("unexpected_index_list") or []:
+            name = unexpected["episode"]
+            said = by_name[name].notes.get(column) or f"{column} is {unexpected[column]}"
+            found[check][name] = f"{found[check][name]}; {said}" if name in found[check] else said
+    return found
+
+
+def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.ExpectationSuite:
+    import great_expectations as gx
+    from great_expectations import expectations as gxe
+
+    usual = Counter(row.streams for row in rows if row.streams).most_common(1)
+    limits: list[tuple[str, str, dict[str, float]]] = [
+        ("has_frames", "frames", {"min_value": thresholds.min_frames}),
+        ("timestamps_increase", "backward_steps", {"max_value": 0}),
+        ("no_gaps", "max_gap", {"max_value": thresholds.max_gap}),
+        ("steady_clock", "jitter", {"max_value": thresholds.max_jitter}),
+        ("finite_values", "non_finite", {"max_value": 0}),
+        ("cameras_alive", "dimmest", {"min_value": thresholds.black_level}),
+        ("cameras_alive", "frozen", {"max_value": thresholds.max_frozen}),
+        ("checksums", "damaged_files", {"max_value": 0}),
+    ]
+    wanted: list[Any] = [
+        gxe.ExpectColumnValuesToBeBetween(column=column, meta={"check": check}, **limit)
+        for check, column, limit in limits
+    ]
+    if usual:
+        wanted.append(
+            gxe.ExpectColumnValuesToBeInSet(column="streams", value_set=[usual[0][0], ""], meta={"check": "same_shape"})
+        )
+    return gx.ExpectationSuite("episodes", expectations=wanted)
+
+
+def _validate(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Any:  # noqa: ANN401 - GX's result object
+    # must be set before the import: Great Expectations otherwise reports its use to its makers
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
+    source = context.data_sources.add_pandas("episodes").add_dataframe_asset("table")
+    batch = source.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": table_of(rows)})
+    return batch.validate(
+        _suite(rows, thresholds),
+        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["episode"]},
+    )

@@ -1,0 +1,108 @@
+"""Decides which ingested episodes are good enough to be packed, and writes it down in ``quality.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from knonik_assets.configs.card import EPISODE_CHECKS, CheckThresholds, Severity
+from knonik_assets.quality.examine import EpisodeRow
+from knonik_assets.quality.expectations import offenders
+from knonik_loader.errors import EpisodeError
+
+__all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quality", "write_quality"]
+
+QUALITY = "quality.json"
+
+_ONLY_REPORTED = ("no_gaps", "steady_clock")
+"""Checks that make no episode bad unless the card says so: a late frame is worth knowing and rarely worth losing."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Verdict(_Strict):
+    """What becomes of one episode."""
+
+    status: Literal["ok", "bad"]
+    reasons: list[str] = []
+    """Why it is bad, or what was noticed about a good one."""
+
+
+class CheckOutcome(_Strict):
+    """One check over all episodes."""
+
+    severity: Severity
+    offenders: dict[str, str]
+    """Episode → what is wrong with it."""
+
+
+class Quality(_Strict):
+    """The content of ``quality.json``."""
+
+    version: Literal[1] = 1
+    episodes: dict[str, Verdict]
+    checks: dict[str, CheckOutcome]
+    thresholds: CheckThresholds
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """Episode → why, of those that should not be packed."""
+        return {name: "; ".join(verdict.reasons) for name, verdict in self.episodes.items() if verdict.status == "bad"}
+
+
+def judge(rows: Sequence[EpisodeRow], thresholds: CheckThresholds, missing: Mapping[str, str] | None = None) -> Quality:
+    """Hold every episode against the expectations.
+
+    Args:
+        rows: the episode table.
+        thresholds: of the card.
+        missing: raw episodes without an ingested one → why.
+    """
+    found = {"every_raw_episode_present": dict(missing or {}), **offenders(rows, thresholds)}
+    checks = {
+        name: CheckOutcome(
+            severity=thresholds.severity.get(name, "warn" if name in _ONLY_REPORTED else "error"),
+            offenders=found[name],
+        )
+        for name in EPISODE_CHECKS
+    }
+    episodes = {}
+    for row in rows:
+        reasons = {
+            name: check.offenders[row.episode] for name, check in checks.items() if row.episode in check.offenders
+        }
+        bad = any(checks[name].severity == "error" for name in reasons if name != "every_raw_episode_present")
+        episodes[row.episode] = Verdict(
+            status="bad" if bad else "ok", reasons=[f"{name}: {said}" for name, said in reasons.items()]
+        )
+    return Quality(episodes=episodes, checks=checks, thresholds=thresholds)
+
+
+def write_quality(out: Path, quality: Quality) -> Path:
+    """Replace ``quality.json`` in an output directory; returns its path."""
+    path = out / QUALITY
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(quality.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+    partial.replace(path)
+    return path
+
+
+def read_quality(out: Path) -> Quality:
+    """What was decided about the episodes of an output directory.
+
+    Raises:
+        EpisodeError: nothing was, or the file is damaged.
+    """
+    path = out / QUALITY
+    try:
+        return Quality.model_validate_json(path.read_text())
+    except FileNotFoundError as error:
+        raise EpisodeError(f"{path} is missing: the episodes were not judged yet; materialise them first.") from error
+    except ValidationError as error:
+        raise EpisodeError(f"{path} is damaged; materialise the episodes again.") from error
