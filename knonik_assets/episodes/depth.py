@@ -39,7 +39,7 @@ def quantise(frame_m: npt.NDArray[np.floating[Any]], preset: DepthPreset) -> tup
     """
     metres = np.asarray(frame_m, np.float64)
     reading = np.isfinite(metres) & (metres > 0)
-    steps = np.floor(np.where(reading, metres, 0.0) * (1000.0 / preset.quantization_mm) + 0.5)
+    steps = np.floor(np.where(reading, metres, 0.0) * 1000.0 / preset.quantization_mm + 0.5)
     above = steps > _HIGHEST
     if preset.max_m is not None:
         above |= reading & (metres > preset.max_m)

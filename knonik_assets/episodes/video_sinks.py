@@ -33,6 +33,8 @@ from knonik_loader.khlp.colour import Converter, tag_context
 
 __all__ = ["EncoderSink", "JpegSink", "PacketSink", "jpeg_size"]
 
+_LONG_BEFORE = 1 << 31
+
 
 def jpeg_size(image: EncodedImage, where: str) -> tuple[int, int]:
     """(height, width) of a JPEG that is to be stored as it is, from its header; that it ends is checked as well.
@@ -58,7 +60,7 @@ class _Sink:
                 str(path),
                 "w",
                 format="webm" if path.suffix == ".webm" else "matroska",
-                container_options={"fflags": "+bitexact"},
+                container_options={"fflags": "+bitexact", "avoid_negative_ts": "disabled"},
             )
 
     def close(self, where: str) -> None:
@@ -228,16 +230,16 @@ class JpegSink(_TimedSink):
 class PacketSink(_Sink):
     """Copies a source video's own packets; times are the source's, from its first keyframe on."""
 
-    def __init__(self, path: Path, source: av.VideoStream, first_pts: int) -> None:
+    def __init__(self, path: Path, codec: str, source: av.VideoStream, first_pts: int) -> None:
         super().__init__(path)
         context = source.codec_context
         self.size = (context.height, context.width)
-        self._codec = context.codec.canonical_name
+        self._codec = codec
         self._pixel_format = context.pix_fmt
         self._first_pts = first_pts
-        self._last_dts: int | None = None
+        self._pushed = 0
         with media_errors("write", path, "the container does not take this codec"):
-            self._stream = self._container.add_stream_from_template(source)
+            self._stream = self._container.add_stream_from_template(source, opaque=True)
 
     def push(self, packet: av.Packet[av.VideoStream], where: str) -> None:
         """Write one packet in decoding order."""
@@ -247,13 +249,10 @@ class PacketSink(_Sink):
             raise EpisodeError(f"{where}: the packet is shown before the first keyframe and needs what came before it")
         scale = packet.time_base / TIME_BASE
         pts = round((packet.pts - self._first_pts) * scale)
-        # Matroska has no decoding times of its own, but FFmpeg wants them never to fall and never after being shown.
-        dts = pts if packet.dts is None else min(pts, round((packet.dts - self._first_pts) * scale))
-        if self._last_dts is not None:
-            dts = min(max(dts, self._last_dts), pts)
         packet.stream = self._stream
-        packet.pts, packet.dts, packet.time_base = pts, dts, TIME_BASE
-        self._last_dts = dts
+        # Matroska stores no decoding times; FFmpeg only wants them to rise and to lie before every time to come.
+        packet.pts, packet.dts, packet.time_base = pts, self._pushed - _LONG_BEFORE, TIME_BASE
+        self._pushed += 1
         with media_errors("write", self.path, where):
             self._container.mux(packet)
 

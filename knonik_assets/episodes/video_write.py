@@ -80,7 +80,9 @@ class RgbStream:
         if first is None or not first.is_keyframe or first.pts is None:
             why = "there are none" if first is None else "the first is no keyframe with a presentation time"
             raise EpisodeError(f"{self._where()}: cannot copy packets: {why}; encode the frames instead")
-        sink = PacketSink(self.folder / f"rgb_{self.name}{suffix(stream.codec_context.name)}", stream, first.pts)
+        # FFmpeg's own name of the codec: a context's name is that of a decoder, such as libdav1d.
+        codec = stream.codec_context.codec.canonical_name
+        sink = PacketSink(self.folder / f"rgb_{self.name}{suffix(codec)}", codec, stream, first.pts)
         count = 0
         try:
             for packet in itertools.chain((first,), remaining):
