@@ -35,7 +35,6 @@ __all__ = [
 
 NOT_YET: dict[str, Callable[[Any], bool]] = {
     "fs_type": lambda value: value in {"gcs", "azure"},
-    "planner_locality": lambda value: value != "global",
     "augment_execution": lambda value: value == "process",
     "zerocopy": bool,
     "on_error": lambda value: value == "skip",

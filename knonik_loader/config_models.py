@@ -248,6 +248,12 @@ class LoaderConfig(_Block):
         return self.shuffle_mode != "none"
 
     @property
+    def block_planning(self) -> bool:
+        """Whether anchors are regrouped by shard: asked for, or left open in a bounded locality."""
+        bounded = self.planner_locality != "global"
+        return self.shuffled and self.delta_cache_block_planning in ({"auto", "on"} if bounded else {"on"})
+
+    @property
     def inactive(self) -> list[str]:
         """Keys that were given but can have no effect in this mode, profile or version."""
         return list(self._inactive)

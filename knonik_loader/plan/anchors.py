@@ -63,6 +63,13 @@ class AnchorTable:
             frames[row] = self.uneven[int(at[row])][rank[row]]
         return frames
 
+    def ranks(self, at: IntArray, frames: IntArray) -> IntArray:
+        """(n,) positions in ``episodes`` and (n,) frames → (n,) anchors of the episode before that frame."""
+        ranks: IntArray = np.clip(-(-(frames - self.first[at]) // self.stride), 0, self.counts[at])
+        for row in np.flatnonzero(self._is_uneven[at]):
+            ranks[row] = np.searchsorted(self.uneven[int(at[row])], frames[row])
+        return ranks
+
     def subset(self, keep: BoolArray) -> AnchorTable:
         """The anchors of some of the episodes; ``keep`` is (E',)."""
         old = np.flatnonzero(keep)

@@ -18,6 +18,7 @@ from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.plan.anchors import AnchorTable, build_anchors
 from knonik_loader.plan.frames import WindowResolver
 from knonik_loader.plan.hashing import derive_key, hash64
+from knonik_loader.plan.locality import GLOBAL_WINDOW_BATCHES, Arranged, Bounded, StoredAnchors, window_anchors
 from knonik_loader.plan.order import EpisodeParts, EpochOrder, Parts, SampleParts, Shuffled, Stored, episodes_of_rank
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window, windows_for
@@ -57,7 +58,9 @@ class Sampler:
             rows=_rows_of_split(index, config.split),
         )
         self._parts, mine = self._partition()
-        self._order: EpochOrder = Shuffled(mine, config.seed) if config.shuffled else Stored(mine)
+        self.window_anchors: int | None = None
+        """Anchors that a bounded locality may use at once; None where the shuffle is not bounded."""
+        self._order = self._make_order(mine)
 
     def __repr__(self) -> str:
         return (
@@ -87,6 +90,38 @@ class Sampler:
                 f"world_size={self.world_size}; use {change} or a smaller stride"
             )
         return parts, mine
+
+    def _make_order(self, mine: AnchorTable) -> EpochOrder:
+        config = self._config
+        order: EpochOrder
+        if not config.shuffled:
+            return Stored(mine)
+        batch = config.batch_size * (1 if config.shard_by == "episode" else self.world_size)
+        apart = 0
+        if config.planner_locality == "global":
+            order, window = Shuffled(mine, config.seed), GLOBAL_WINDOW_BATCHES * batch
+        else:
+            stored = StoredAnchors.of(mine, self._index.shards)
+            self.window_anchors = window_anchors(config.planner_locality, stored)
+            # The range of the shuffle and a window of its order together touch what the locality allows.
+            window = max(1, self.window_anchors // 2)
+            # Where it allows all, there is nothing to bound.
+            everything = self.window_anchors == len(mine)
+            order = Shuffled(mine, config.seed) if everything else Bounded(stored, window, config.seed)
+            recent = config.planner_recent_batches
+            apart = (recent + 1) * batch if recent else 0
+        blocks = config.delta_cache_block_max_shards if config.block_planning else None
+        if blocks is None and not apart:
+            return order
+        return Arranged(order, len(mine), window, self.locate, max_shards=blocks, apart=apart)
+
+    @property
+    def window_frames(self) -> int | None:
+        """Frames of every stream that a bounded locality may use at once, on average; None where it is not bounded."""
+        if self.window_anchors is None:
+            return None
+        frames = int(self._index.episodes.length[self.anchors.episodes].sum())
+        return -(-frames * self.window_anchors // len(self.anchors))
 
     @property
     def epoch_batches(self) -> int:
@@ -165,7 +200,10 @@ class Sampler:
             },
             "shard_by": config.shard_by,
             "world_size": self.world_size if by_episode else None,
-            "planner_locality": config.planner_locality,
+            "planner_locality": config.planner_locality if config.shuffled else None,
+            "planner_recent_batches": config.planner_recent_batches if self.window_anchors is not None else None,
+            "delta_cache_block_max_shards": config.delta_cache_block_max_shards if config.block_planning else None,
+            "shards": self._shards_digest() if self.window_anchors is not None or config.block_planning else None,
             "episodes": self._episodes_digest(),
         }
 
@@ -183,6 +221,14 @@ class Sampler:
         sha.update(np.ascontiguousarray(table.fps, "<f8").tobytes())
         for row in sorted(self._index.clocks):
             sha.update(np.ascontiguousarray(self._index.clocks[row], "<f8").tobytes())
+        return sha.hexdigest()
+
+    def _shards_digest(self) -> str:
+        """Of where the shards lie, which bounded localities and block planning follow."""
+        sha = hashlib.sha256()
+        shards = self._index.shards
+        for column in (shards.hlp, shards.shard, shards.episode, shards.first_frame):
+            sha.update(np.ascontiguousarray(column, "<u4").tobytes())
         return sha.hexdigest()
 
 
