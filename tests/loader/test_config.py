@@ -356,7 +356,6 @@ class TestTopology:
         assert load().topology == (0, 1)
 
 
-@pytest.mark.usefixtures("everything")
 def test_the_guides_training_block_is_taken_as_it_stands():
     block = {
         "framework": "torch",
