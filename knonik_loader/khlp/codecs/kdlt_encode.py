@@ -95,9 +95,11 @@ class KdltEncoder:
         own = self._pad(jpeg.decode_into(whole, self._decoded, "own JPEG"))
         padded = self._pad(image)
         noise = block_error(padded, own)
-        moved = np.abs(low_pass(padded) - self._key_low).max(2)  # (H/4, W/4)
+        low = low_pass(padded)
+        # what the frame's own JPEG loses as well (colour at sharp edges) is no movement
+        moved = np.abs(low - self._key_low) - np.abs(low - low_pass(own))  # (H/4, W/4, 3)
         side = BLOCK // CELL
-        moved = moved.reshape(self._down, side, self._across, side).max((1, 3))
+        moved = moved.max(2).reshape(self._down, side, self._across, side).max((1, 3))
         changed = (block_error(padded, self._key) > FACTOR * noise + FLOOR) | (
             moved > self._set.threshold * (CELL * CELL)
         )
