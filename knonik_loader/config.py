@@ -54,7 +54,7 @@ NOT_YET: dict[str, Callable[[Any], bool]] = {
 }
 """Key → whether a value asks for something that this version doesn't have; refused by name, never ignored."""
 
-NOT_YET_TUNED: frozenset[str] = frozenset()
+NOT_YET_TUNED: frozenset[str] = frozenset({"ram_cache_bytes"})
 """Tuning keys that this version's engine doesn't act on: they change no batch, and are listed inactive."""
 
 _FS_PARAMS: dict[str, type[BaseModel]] = {"local": LocalParams, "s3": S3Params, "gcs": GcsParams, "azure": AzureParams}

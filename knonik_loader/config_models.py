@@ -27,7 +27,7 @@ _LONGEST_OFFSET_S = 1e6
 
 
 class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class LocalParams(_Block):

@@ -66,8 +66,6 @@ def _check_zerocopy(config: LoaderConfig, refuse: Callable[[str], None]) -> None
             f"zerocopy_slots={config.zerocopy_slots} is too few for precollate_batches={config.precollate_batches}; "
             f"use at least {config.precollate_batches + 2}"
         )
-    if config.pin_memory:
-        warnings.warn("pin_memory is ignored under zerocopy", UserWarning, stacklevel=5)
 
 
 def check_payload(config: LoaderConfig, profile: StorageProfile) -> None:
@@ -81,7 +79,9 @@ def check_payload(config: LoaderConfig, profile: StorageProfile) -> None:
 
 
 def check_frame_shapes(config: LoaderConfig, streams: Sequence[StreamInfo]) -> None:
-    """Refuse ``zerocopy_frame_shapes`` that are not those of the RGB streams."""
+    """Refuse ``zerocopy_frame_shapes`` that are not those of the RGB streams; say so where ``pin_memory`` is ignored."""
+    if config.pin_memory:
+        warnings.warn("pin_memory is ignored under zerocopy", UserWarning, stacklevel=5)
     shapes = config.zerocopy_frame_shapes or {}
     for stream in streams:
         if stream.kind != "rgb" or (config.image_key and stream.key not in config.image_key):

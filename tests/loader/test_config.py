@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from knonik_loader.config import (
     NOT_YET,
+    NOT_YET_TUNED,
     LoaderConfig,
     StreamOptions,
     load_loader_config,
@@ -32,6 +33,7 @@ def _no_ranks_around(monkeypatch):
 def everything(monkeypatch):
     """As if this version had every feature: what keys mean together is checked all the same."""
     monkeypatch.setattr("knonik_loader.config.NOT_YET", {})
+    monkeypatch.setattr("knonik_loader.config.NOT_YET_TUNED", frozenset())
 
 
 def load(profile="training_fast", streams=STREAMS, **keys):
@@ -248,6 +250,11 @@ class TestInactive:
         expected = list(keys) if inactive is None else inactive
         assert sorted(load(**keys).inactive) == sorted(expected)
 
+    def test_tuning_that_this_version_lacks_is_listed(self):
+        given = dict.fromkeys(NOT_YET_TUNED, 9)
+        assert sorted(load(profile="compact_video", **given).inactive) == sorted(given)
+
+    @pytest.mark.usefixtures("everything")
     def test_the_profile_decides_too(self):
         assert load(profile="training_compressed", ram_cache_bytes=9).inactive == []
         assert load(profile="training_compressed", kdelta_direct_bundle_target_frames=48).inactive == []
