@@ -79,7 +79,7 @@ def check_payload(config: LoaderConfig, profile: StorageProfile) -> None:
 
 
 def check_frame_shapes(config: LoaderConfig, streams: Sequence[StreamInfo]) -> None:
-    """Refuse ``zerocopy_frame_shapes`` that are not those of the RGB streams; say so where ``pin_memory`` is ignored."""
+    """Refuse ``zerocopy_frame_shapes`` that aren't those of the RGB streams; warn of an ignored ``pin_memory``."""
     if config.pin_memory:
         warnings.warn("pin_memory is ignored under zerocopy", UserWarning, stacklevel=5)
     shapes = config.zerocopy_frame_shapes or {}
