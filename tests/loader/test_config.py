@@ -208,7 +208,7 @@ class TestMissingFeatures:
             ("augment_execution", "process"),
             ("zerocopy", True),
             ("on_error", "skip"),
-            ("metrics_path", "/tmp/m.jsonl"),
+            ("metrics_path", "metrics.jsonl"),
         ],
     )
     def test_what_this_version_lacks_is_refused_by_name(self, key, value):
