@@ -1,0 +1,155 @@
+"""What a user gets: one dictionary a batch, numpy or torch, with everything that says where each sample comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from knonik_loader.engine.dataset import Source
+from knonik_loader.engine.work import BatchWork
+from knonik_loader.errors import ConfigError
+from knonik_loader.khlp.types import StreamInfo
+
+__all__ = ["Assembler", "import_torch"]
+
+Framework = Literal["numpy", "torch"]
+
+
+def import_torch() -> Any:  # noqa: ANN401 - the module
+    """The torch module.
+
+    Raises:
+        ConfigError: it isn't installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(
+            "framework='torch' needs PyTorch, which is not installed; run pip install 'knonik[torch]', or use "
+            "framework='numpy'."
+        ) from error
+    return torch
+
+
+class Assembler:
+    """Turns finished work into batches, and into samples for augmentation.
+
+    Args:
+        sources: the datasets of the loader; the first one's name is the batch's where there is only one.
+        streams: of the batch, in order.
+        framework: of its arrays.
+        masks: whether `<key>_valid_mask` are given.
+        name: of the loader, what ``_dataset_name`` says.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], streams: Sequence[StreamInfo], framework: Framework, masks: bool, name: str
+    ) -> None:
+        self._sources = sources
+        self._streams = streams
+        self._masks = masks
+        self._name = name
+        self._torch = import_torch() if framework == "torch" else None
+        self._language = any(source.dataset.has_language for source in sources)
+        self._stream_names = [stream.key for stream in streams]
+
+    def batch(self, work: BatchWork) -> dict[str, Any]:
+        """The whole batch; arrays are those of the work, or tensors that share their memory."""
+        plan = work.plan
+        batch: dict[str, Any] = {key: self._array(array) for key, array in work.arrays.items()}
+        if self._masks:
+            for key in self._stream_names:
+                batch[f"{key}_valid_mask"] = self._array(plan.windows[key].valid)
+        return batch | self._metadata(work)
+
+    def samples(self, work: BatchWork) -> list[dict[str, Any]]:
+        """One dictionary a sample: views of the batch's arrays under ``streams``, masks and metadata beside."""
+        whole = self.batch(work)
+        plan = work.plan
+        names = self._stream_names
+        return [
+            {
+                "streams": {key: whole[key][at] for key in names},
+                "valid_masks": {key: whole[f"{key}_valid_mask"][at] for key in names} if self._masks else {},
+                "rng_seed": int(plan.sample_seeds[at]),
+                "dataset_name": whole["_sample_dataset_names"][at],
+                "episode_id": whole["_episode_ids"][at],
+                "frame_index": int(plan.anchors[at]),
+                "timestamp": float(work.timestamps[at]),
+                "hlp_id": int(work.places[0, at]),
+                "shard_idx": int(work.places[1, at]),
+                "chunk_start": int(work.places[2, at]),
+                "language": whole["_language"][at] if self._language else "",
+            }
+            for at in range(len(plan))
+        ]
+
+    def collate(self, work: BatchWork, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch of augmented samples.
+
+        Raises:
+            ConfigError: samples differ in streams, shape or type, so that they don't stack.
+        """
+        first = samples[0]["streams"]
+        batch: dict[str, Any] = {}
+        for key in first:
+            batch[key] = self._stack(key, [sample["streams"].get(key) for sample in samples])
+        for at, sample in enumerate(samples):
+            extra = [key for key in sample["streams"] if key not in first]
+            if extra:
+                raise ConfigError(
+                    f"augment_fn gave sample {at} the stream {extra[0]!r}, which sample 0 does not have; "
+                    "return the same streams for every sample."
+                )
+        for key in samples[0].get("valid_masks", {}):
+            masks = [sample["valid_masks"].get(key) for sample in samples]
+            batch[f"{key}_valid_mask"] = self._stack(f"{key}_valid_mask", masks)
+        metadata = self._metadata(work)
+        metadata["_stream_names"] = list(first)
+        return batch | metadata
+
+    def _stack(self, key: str, values: list[Any]) -> Any:  # noqa: ANN401 - array or tensor
+        for at, value in enumerate(values):
+            if value is None:
+                raise ConfigError(f"augment_fn gave sample {at} no {key!r}; return the same streams for every sample.")
+            if np.shape(value) != np.shape(values[0]) or getattr(value, "dtype", None) != getattr(
+                values[0], "dtype", None
+            ):
+                raise ConfigError(
+                    f"augment_fn: {key!r} is {_facts(values[0])} in sample 0 and {_facts(value)} in sample {at}; "
+                    "samples of one batch must have equal shapes and types."
+                )
+        if self._torch is None:
+            return np.stack(values)
+        return self._torch.stack([self._torch.as_tensor(value) for value in values])
+
+    def _metadata(self, work: BatchWork) -> dict[str, Any]:
+        plan = work.plan
+        names = [self._sources[number].name for number in plan.dataset.tolist()]
+        rows = list(zip(plan.dataset.tolist(), plan.episodes.tolist(), strict=True))
+        tables = [source.dataset.index.episodes for source in self._sources]
+        metadata = {
+            "_dataset_name": self._name,
+            "_dataset_names": list(dict.fromkeys(names)),
+            "_sample_dataset_names": names,
+            "_hlp_ids": self._array(work.places[0]),
+            "_shard_idxs": self._array(work.places[1]),
+            "_chunk_starts": self._array(work.places[2]),
+            "_episode_ids": [tables[number].episode_id[row] for number, row in rows],
+            "_frame_indices": self._array(plan.anchors),
+            "_timestamps": self._array(work.timestamps),
+            "_stream_names": list(self._stream_names),
+        }
+        if self._language:
+            metadata["_language"] = [tables[number].language[row] for number, row in rows]
+        return metadata
+
+    def _array(self, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - array or tensor
+        return array if self._torch is None else self._torch.from_numpy(array)
+
+
+def _facts(value: Any) -> str:  # noqa: ANN401 - whatever a user's function gave
+    return f"{getattr(value, 'dtype', type(value).__name__)} {tuple(np.shape(value))}"

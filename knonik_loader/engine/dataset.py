@@ -1,0 +1,234 @@
+"""An opened packed dataset: manifest, tables of its sidecar, and the indexes of its KHLP files as they are needed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+from pydantic import ValidationError
+
+from knonik_loader.engine.storage import Storage
+from knonik_loader.errors import (
+    BadMagicError,
+    ChecksumError,
+    FormatError,
+    TruncatedError,
+    UnsupportedFeatureError,
+)
+from knonik_loader.khlp.index import DatasetIndex
+from knonik_loader.khlp.manifest import FORMAT_VERSION, Manifest
+from knonik_loader.khlp.reader import HlpIndex, open_index
+from knonik_loader.khlp.types import StreamInfo
+
+__all__ = ["PackedDataset", "Source", "open_dataset", "read_manifest"]
+
+IntArray = npt.NDArray[np.int64]
+
+_INDEX_BYTES = 256 << 20
+"""Tails of KHLP files kept in memory where ``hlps_in_flight`` doesn't say how many."""
+
+
+class PackedDataset:
+    """Manifest and tables in memory, KHLP files opened when a frame of theirs is wanted; safe to share between threads.
+
+    Args:
+        storage: where the files are.
+        key: of the manifest.
+        manifest: checked.
+        index: its tables, checked against it.
+        hlps_in_flight: KHLP files whose index is kept; None: as many as `_INDEX_BYTES` hold.
+    """
+
+    def __init__(
+        self, storage: Storage, key: str, manifest: Manifest, index: DatasetIndex, hlps_in_flight: int | None = None
+    ) -> None:
+        self.storage = storage
+        self.key = key
+        self.manifest = manifest
+        self.index = index
+        self.streams: tuple[StreamInfo, ...] = tuple(entry.info() for entry in manifest.streams)
+        self.has_language = any(index.episodes.language)
+        self._limit = hlps_in_flight
+        self._lock = threading.Lock()
+        self._opening: dict[int, threading.Lock] = {}
+        self._open: OrderedDict[int, HlpIndex] = OrderedDict()
+        # Numbers all frames of the dataset through; shards tile their episodes in order.
+        lengths, frames = index.episodes.length, index.shards.frames
+        self._episode_start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._shard_start = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
+
+    def __repr__(self) -> str:
+        return f"PackedDataset({self.key!r}, {self.index!r}, profile={self.manifest.storage_profile!r})"
+
+    def locate(self, episodes: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """(n,) episode rows and (n,) frames inside them → (n,) rows of the shard table, (n,) rows inside the shards."""
+        number = self._episode_start[episodes] + frames
+        shard = np.searchsorted(self._shard_start, number, side="right") - 1
+        return shard, number - self._shard_start[shard]
+
+    def hlp_key(self, hlp: int) -> str:
+        """Storage key of a KHLP file."""
+        return self.storage.resolve(self.manifest.hlps[hlp].uri, self.key)
+
+    def hlp_index(self, hlp: int) -> HlpIndex:
+        """The index of a KHLP file, by one read of its end where it isn't open yet.
+
+        Raises:
+            FormatError: of the fitting kind: the file is damaged, or not the one that the manifest names.
+            StorageError: it can't be read.
+        """
+        with self._lock:
+            found = self._open.get(hlp)
+            if found is not None:
+                self._open.move_to_end(hlp)
+                return found
+            opening = self._opening.setdefault(hlp, threading.Lock())
+        with opening:  # two threads that want one file read its end once
+            with self._lock:
+                found = self._open.get(hlp)
+            if found is None:
+                found = self._read_index(hlp)
+                with self._lock:
+                    self._open[hlp] = found
+                    self._opening.pop(hlp, None)
+                    self._evict()
+        return found
+
+    @cached_property
+    def _by_hlp(self) -> IntArray:
+        """Rows of the shard table, sorted by file."""
+        return np.argsort(self.index.shards.hlp, kind="stable")
+
+    def where(self, shard_row: int) -> str:
+        """Manifest, file, shard and episode of a row of the shard table, for messages."""
+        shards = self.index.shards
+        hlp = int(shards.hlp[shard_row])
+        episode = self.index.episodes.episode_id[int(shards.episode[shard_row])]
+        return (
+            f"{self.key}: HLP {hlp} ({self.manifest.hlps[hlp].uri}), shard {int(shards.shard[shard_row])}, "
+            f"episode {episode!r}"
+        )
+
+    def close(self) -> None:
+        """Forget open files."""
+        with self._lock:
+            self._open.clear()
+        self.storage.close()
+
+    def _read_index(self, hlp: int) -> HlpIndex:
+        entry, key = self.manifest.hlps[hlp], self.hlp_key(hlp)
+
+        def read(offset: int, length: int) -> bytes:
+            return self.storage.read(key, offset, length)
+
+        index = open_index(read, entry.bytes, entry.metadata_offset, key)
+        if index.num_shards != entry.num_shards or index.streams != self.streams:
+            raise FormatError(
+                f"{key} is not the file that {self.key} names: its shards or streams differ; pack or copy the dataset "
+                "again, as a whole."
+            )
+        self._check_shards(hlp, index, key)
+        return index
+
+    def _check_shards(self, hlp: int, index: HlpIndex, key: str) -> None:
+        """The shards of a file are those that the sidecar places there."""
+        shards, names = self.index.shards, self.index.episodes.episode_id
+        first, end = np.searchsorted(shards.hlp, (hlp, hlp + 1), sorter=self._by_hlp)
+        for row in self._by_hlp[first:end].tolist():
+            number = int(shards.shard[row])
+            wanted = (names[int(shards.episode[row])], int(shards.first_frame[row]), int(shards.frames[row]))
+            entry = index.shard(number) if number < index.num_shards else None
+            if entry is None or (entry.episode_id, entry.first_frame, entry.frames) != wanted:
+                raise FormatError(
+                    f"{key}: shard {number} is not frames {wanted[1]} to {wanted[1] + wanted[2] - 1} of {wanted[0]!r} "
+                    f"as the index of {self.key} says; pack or copy the dataset again, as a whole."
+                )
+
+    def _evict(self) -> None:
+        if self._limit is not None:
+            while len(self._open) > self._limit:
+                self._open.popitem(last=False)
+            return
+        held = sum(index.nbytes for index in self._open.values())
+        while held > _INDEX_BYTES and len(self._open) > 1:
+            held -= self._open.popitem(last=False)[1].nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One dataset as a loader uses it."""
+
+    name: str
+    """As batches call it."""
+    dataset: PackedDataset
+    streams: tuple[StreamInfo, ...]
+    """What is loaded, in the order of the batch's streams; as this dataset stores it."""
+
+
+def open_dataset(storage: Storage, uri: str, hlps_in_flight: int | None = None) -> PackedDataset:
+    """Open a packed dataset by two reads: its manifest, and the sidecar that the manifest names.
+
+    Raises:
+        StorageError: one of them can't be read.
+        FormatError: of the fitting kind: one of them is damaged, or they don't belong together.
+    """
+    key = storage.resolve(uri)
+    manifest = read_manifest(storage, key)
+    index_key = storage.resolve(manifest.index.uri, key)
+    data = storage.read_all(index_key)
+    if len(data) != manifest.index.bytes:
+        raise TruncatedError(
+            f"{index_key} has {len(data)} bytes, {key} says {manifest.index.bytes}; copy the dataset again, as a whole."
+        )
+    found = crc32c(data)
+    if found != manifest.index.crc32c:
+        raise ChecksumError(
+            f"{index_key}: crc32c is {found:08x}, {key} says {manifest.index.crc32c:08x}; copy the dataset again, as a "
+            "whole."
+        )
+    index = DatasetIndex.from_bytes(data, index_key)
+    counts = (len(index.episodes), len(index.shards), index.num_frames)
+    if counts != (manifest.num_episodes, manifest.num_shards, manifest.num_frames):
+        raise FormatError(
+            f"{index_key} has {counts[0]} episodes, {counts[1]} shards and {counts[2]} frames, {key} says "
+            f"{manifest.num_episodes}, {manifest.num_shards} and {manifest.num_frames}; pack the dataset again."
+        )
+    if (index.shards.hlp >= len(manifest.hlps)).any():
+        raise FormatError(f"{index_key} names KHLP files that {key} does not list; pack the dataset again.")
+    return PackedDataset(storage, key, manifest, index, hlps_in_flight)
+
+
+def read_manifest(storage: Storage, key: str) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        StorageError: it can't be read.
+        FormatError: it isn't a manifest, or of a version that this reader doesn't know.
+    """
+    data = storage.read_all(key)
+    try:
+        content: Any = json.loads(data)
+    except ValueError as error:
+        raise BadMagicError(
+            f"{key} is not JSON ({error}); hlp_manifest names the hlp_manifest.json of a pack."
+        ) from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version is None:
+        raise BadMagicError(f"{key} is not a manifest: it has no format_version; name the hlp_manifest.json of a pack.")
+    if version != FORMAT_VERSION:
+        raise UnsupportedFeatureError(
+            f"{key} has format_version {version}, this version reads {FORMAT_VERSION}; update Knonik, or pack again."
+        )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise FormatError(f"{key}: {place}: {first['msg']}; the manifest was edited or damaged, pack again.") from error

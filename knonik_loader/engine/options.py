@@ -1,0 +1,87 @@
+"""From the keys of a configuration to the sizes of the engine's stages."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from knonik_loader.config import LoaderConfig
+from knonik_loader.engine.batch import import_torch
+from knonik_loader.engine.dataset import PackedDataset
+from knonik_loader.engine.engine import EngineOptions
+from knonik_loader.engine.memory import Allocate, BatchMemory, RecyclingPool, SlotRing
+from knonik_loader.errors import ConfigError
+from knonik_loader.khlp.types import StreamInfo
+
+__all__ = ["batch_memory", "check_shard_size", "engine_options"]
+
+
+def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
+    """Sizes as configured; what is not, from the cores at hand and from where the data lies."""
+    half = 2 if config.low_memory else 1
+    cores = len(os.sched_getaffinity(0))
+    workers = config.num_decoders or cores
+    # A local read is a copy out of the page cache; a remote one waits for most of its time.
+    fetchers = max(workers, 8) if remote else min(4, -(-workers // 2))
+    window = config.partial_decode_coalesce_batches or 1
+    ahead = max(1, config.precollate_batches // half) if config.precollate_batches else 0
+    if config.partial_decode_window_prefetch is not None:
+        ahead = max(ahead, window * config.partial_decode_window_prefetch)
+    shards_ahead = max(1, config.prefetch_shards // half)
+    threaded = config.augment_fn is not None and config.augment_execution == "threaded"
+    return EngineOptions(
+        fetchers=config.num_fetchers or max(1, fetchers // half),
+        decoders=config.decode_concurrency or max(1, workers // half),
+        ahead=ahead,
+        window=window,
+        shards_ahead=shards_ahead,
+        job_shards=max(1, min(8, shards_ahead // 2)),
+        verify=config.verify_checksums,
+        augment_fn=config.augment_fn,
+        augment_threads=config.augment_workers if threaded else 0,
+    )
+
+
+def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
+    """A ring of slots under ``zerocopy``, otherwise a pool that reuses what nobody holds any more.
+
+    Raises:
+        ConfigError: ``pin_memory`` without a device to pin for.
+    """
+    if config.zerocopy:
+        slots = config.zerocopy_slots or config.precollate_batches + 2
+        return SlotRing(slots, poison=bool(os.environ.get("KNONIK_POISON")))
+    pinned = config.pin_memory and config.framework == "torch"
+    # Batches in the queue and in work, one with the user, one that is being let go.
+    return RecyclingPool(options.ahead + options.window + 2, _pinned() if pinned else None)
+
+
+def _pinned() -> Allocate:
+    torch = import_torch()
+    if not torch.cuda.is_available():
+        raise ConfigError("loader_cfg.pin_memory: PyTorch sees no CUDA device to pin memory for; set it to false.")
+
+    def allocate(size: int) -> Any:  # noqa: ANN401 - torch is not typed here
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+
+    return allocate
+
+
+def check_shard_size(config: LoaderConfig, dataset: PackedDataset, streams: tuple[StreamInfo, ...]) -> None:
+    """Hold ``shard_max_size`` against the largest decoded shard.
+
+    Raises:
+        ConfigError: it is too small; the message has the needed value.
+    """
+    if config.shard_max_size is None:
+        return
+    frames = int(dataset.index.shards.frames.max())
+    sizes = {stream.key: frames * int(np.prod(stream.shape)) * np.dtype(stream.dtype).itemsize for stream in streams}
+    key = max(sizes, key=lambda name: sizes[name])
+    if sizes[key] > config.shard_max_size:
+        raise ConfigError(
+            f"loader_cfg.shard_max_size={config.shard_max_size} is less than the largest decoded shard of {key!r}; set "
+            f"it to at least {sizes[key]}, or leave it out."
+        )
