@@ -125,8 +125,14 @@ def split_columns(section: Section, columns: Sequence[tuple[str, str]], where: s
 
 
 def encode_strings(values: Sequence[str]) -> bytes:
-    """A table of strings: where each ends (u32 each), then all of them as UTF-8."""
+    """A table of strings: where each ends (u32 each), then all of them as UTF-8.
+
+    Raises:
+        FormatError: they are longer than the table can count.
+    """
     texts = [value.encode() for value in values]
+    if sum(map(len, texts)) >= 2**32:
+        raise FormatError("a table of strings of 4 GiB and more does not fit the format")
     ends = np.cumsum([len(text) for text in texts], dtype="<u8").astype("<u4")
     return ends.tobytes() + b"".join(texts)
 

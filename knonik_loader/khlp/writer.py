@@ -25,6 +25,7 @@ from knonik_loader.khlp.sections import (
     FIDX,
     FIDX_COLUMNS,
     FLAG_INTRA,
+    MAX_STREAMS,
     SHRD,
     SHRD_COLUMNS,
     TIME,
@@ -92,8 +93,8 @@ class HlpWriter:
                 check_stream(stream, position, "pack")
         except FormatError as error:
             raise PackError(str(error)) from error
-        if not streams or len({stream.key for stream in streams}) != len(streams):
-            raise PackError("a KHLP file needs at least one stream, and each batch key once")
+        if not 0 < len(streams) <= MAX_STREAMS or len({stream.key for stream in streams}) != len(streams):
+            raise PackError(f"a KHLP file has 1 to {MAX_STREAMS} streams, and each batch key once")
         self._sink = sink
         self._schema = Schema(profile, tuple(streams), hlp_id)
         self._position = 0
