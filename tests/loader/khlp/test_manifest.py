@@ -1,0 +1,94 @@
+"""The manifest: what it says is checked, and what is wrong is named."""
+
+import json
+
+import pytest
+
+from knonik_loader.errors import FormatError, UnsupportedFeatureError
+from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, load_manifest
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        dataset="demo",
+        storage_profile="training_fast",
+        pack_mode="episode",
+        shard_size=45,
+        window_size=64,
+        fps=30.0,
+        seed=0,
+        num_hlps=1,
+        num_episodes=1,
+        num_shards=2,
+        num_frames=60,
+        streams=[
+            StreamEntry(stream_id=0, kind="rgb", name="top", codec="kimg", shape=(8, 8, 3), dtype="uint8", fps=30)
+        ],
+        splits={"train": 0.9, "val": 0.1},
+        stats={},
+        source_config_fingerprint="a",
+        pack_fingerprint="b",
+        index=IndexEntry(uri="hlp_index.khli", bytes=1, crc32c=2),
+        hlps=[HlpEntry(uri="hlp_000000.khlp", bytes=1, crc32c=2, num_shards=2, metadata_offset=64)],
+    )
+
+
+def edited(**changes: object) -> str:
+    return json.dumps({**json.loads(manifest().to_json()), **changes})
+
+
+def test_it_comes_back_and_keeps_its_digest():
+    again = load_manifest(manifest().to_json(), "m.json")
+    assert again == manifest()
+    assert again.digest() == manifest().digest()
+    assert load_manifest(manifest().to_json().encode(), "m.json") == again
+    assert '"fps": 30,' in manifest().to_json()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '"x"', "[" * 100_000, "\udcff".encode("utf-8", "surrogateescape")]
+)
+def test_what_is_no_manifest_at_all(text):
+    with pytest.raises(FormatError, match=r"m\.json"):
+        load_manifest(text, "m.json")
+
+
+def test_another_version_is_judged_before_anything_else():
+    with pytest.raises(UnsupportedFeatureError, match="version 2"):
+        load_manifest(edited(format_version=2, whatever=1), "m.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"storage_profil": 1}, "unknown key 'storage_profil'.*'storage_profile'"),
+        ({"num_hlps": "many"}, "num_hlps"),
+        ({"num_hlps": 2}, "says 2 files"),
+        ({"num_shards": 3}, "of 3 shards"),
+        ({"storage_profile": "fast"}, "storage_profile"),
+    ],
+)
+def test_what_is_wrong_is_named(changes, message):
+    with pytest.raises(FormatError, match=rf"m\.json: .*{message}"):
+        load_manifest(edited(**changes), "m.json")
+
+
+def test_unknown_keys_below_the_top_name_their_place():
+    data = json.loads(manifest().to_json())
+    data["hlps"][0]["byte"] = 3
+    with pytest.raises(FormatError, match=r"unknown key 'hlps\.0\.byte'.*'bytes'"):
+        load_manifest(json.dumps(data), "m.json")
+    data = json.loads(manifest().to_json())
+    data["index"]["urn"] = 3
+    with pytest.raises(FormatError, match=r"unknown key 'index\.urn'.*'uri'"):
+        load_manifest(json.dumps(data), "m.json")
+
+
+def test_streams_are_checked_like_those_of_a_file():
+    data = json.loads(manifest().to_json())
+    data["streams"][0]["shape"] = [8, 8, 4]
+    with pytest.raises(FormatError, match=r"stream 0 .'top'.*limits"):
+        load_manifest(json.dumps(data), "m.json")
+    data["streams"] = [{**data["streams"][0], "shape": [8, 8, 3], "stream_id": number} for number in (0, 1)]
+    with pytest.raises(FormatError, match="twice"):
+        load_manifest(json.dumps(data), "m.json")
