@@ -34,6 +34,7 @@ __all__ = [
     "build_header",
     "build_tail",
     "check_header",
+    "check_known",
     "parse_footer",
     "parse_tail",
 ]
