@@ -100,7 +100,7 @@ def test_payload_checks():
     with pytest.raises(TruncatedError, match="here"):
         check_payload(b"ab", 3, crc32c(b"abc"), "here")
     with pytest.raises(ChecksumError, match="here"):
-        check_payload(b"abd", 3, crc32c(b"abc"), "here")
+        check_payload(b"abX", 3, crc32c(b"abc"), "here")
 
 
 @st.composite
