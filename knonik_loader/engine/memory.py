@@ -38,7 +38,7 @@ class RecyclingPool:
     """Arrays that belong to whoever holds them; their memory comes back by itself when the last view is gone.
 
     Args:
-        keep: buffers of one size that are remembered; more are left to the garbage collector.
+        keep: buffers of one stream and size that are remembered; more are left to the garbage collector.
         allocate: bytes → (n,) uint8 array of fresh memory, for memory of a special kind.
     """
 
@@ -46,32 +46,33 @@ class RecyclingPool:
         self._keep = max(1, keep)
         self._allocate = allocate or _plain
         self._lock = threading.Lock()
-        self._owners: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._owners: dict[tuple[str, int], list[npt.NDArray[np.uint8]]] = {}
         self._fresh = self._reused = 0
 
     def take(self, turn: int, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of the given shape over idle memory, or over fresh memory where none is idle."""
-        del turn, name
+        del turn
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if size < _PAGE:
             return np.empty(shape, kind)
         with self._lock:
-            owner = self._idle(-(-size // _PAGE) * _PAGE)
+            owner = self._idle(name, -(-size // _PAGE) * _PAGE)
             return owner[:size].view(kind).reshape(shape)
 
     def counts(self) -> dict[str, int]:
         """Buffers handed out fresh and reused, and the bytes that the pool remembers."""
         with self._lock:
-            held = sum(size * len(owners) for size, owners in self._owners.items())
+            held = sum(size * len(owners) for (_, size), owners in self._owners.items())
             return {"fresh": self._fresh, "reused": self._reused, "bytes": held}
 
-    def _idle(self, size: int) -> npt.NDArray[np.uint8]:
-        owners = self._owners.setdefault(size, [])
-        for index in range(len(owners)):
+    def _idle(self, name: str, size: int) -> npt.NDArray[np.uint8]:
+        owners = self._owners.setdefault((name, size), [])
+        # The one used last is likeliest to be in the processor's caches.
+        for index in reversed(range(len(owners))):
             if _references(owners, index) == _UNUSED:
                 self._reused += 1
-                owners.append(owners.pop(index))  # most recently used last
+                owners.append(owners.pop(index))
                 return owners[-1]
         self._fresh += 1
         owner = self._allocate(size)

@@ -54,8 +54,8 @@ def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
         slots = config.zerocopy_slots or config.precollate_batches + 2
         return SlotRing(slots, poison=bool(os.environ.get("KNONIK_POISON")))
     pinned = config.pin_memory and config.framework == "torch"
-    # Batches in the queue and in work, one with the user, one that is being let go.
-    return RecyclingPool(options.ahead + options.window + 2, _pinned() if pinned else None)
+    # Batches in the queue and in work, the one asked for, and a few that the user still holds.
+    return RecyclingPool(options.ahead + options.window + 4, _pinned() if pinned else None)
 
 
 def _pinned() -> Allocate:

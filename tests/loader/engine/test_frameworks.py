@@ -1,0 +1,162 @@
+"""Torch output, and augmentation in every execution."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from knonik_loader import ConfigError, ShardedDataLoader
+from tests.support.packed import check_frames
+
+
+def test_torch_batches_are_tensors_that_share_memory(packed):
+    torch = pytest.importorskip("torch")
+    with ShardedDataLoader(packed.config(framework="torch", pad_missing=True)) as loader:
+        run = iter(loader)
+        for batch in run:
+            for key in (
+                "rgb_cam_0",
+                "depth_cam_0",
+                "state",
+                "_frame_indices",
+                "_timestamps",
+                "_hlp_ids",
+                "state_valid_mask",
+            ):
+                assert isinstance(batch[key], torch.Tensor), key
+            assert batch["rgb_cam_0"].dtype == torch.uint8
+            assert batch["state_valid_mask"].dtype == torch.bool
+            assert isinstance(batch["_episode_ids"], list)
+            anchors = batch["_frame_indices"].numpy()[:, None]
+            check_frames(packed, batch, {key: anchors + np.arange(4) for key in batch["_stream_names"]})
+        memory = loader.stats()["memory"]
+        assert memory["reused"] > 0  # a tensor that is gone gives its memory back
+
+
+def test_tensors_that_are_kept_stay_as_they_were(packed):
+    pytest.importorskip("torch")
+    with ShardedDataLoader(packed.config(framework="torch")) as loader:
+        kept = [(batch["rgb_cam_1"], batch["rgb_cam_1"].clone()) for batch in loader]
+    assert all(bool((one == other).all()) for one, other in kept)
+
+
+def test_torch_is_asked_for_by_name(packed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="torch"):
+        ShardedDataLoader(packed.config(framework="torch"))
+
+
+def mirror(sample):
+    """A flip, a crop of random place, a new type and a new stream."""
+    rng = np.random.default_rng(sample["rng_seed"])
+    streams = dict(sample["streams"])
+    left = int(rng.integers(0, 8))
+    streams["rgb_cam_0"] = streams["rgb_cam_0"][:, :, left : left + 64].astype(np.float32)
+    streams["left"] = np.array([left])
+    del streams["depth_cam_0"]
+    return {**sample, "streams": streams}
+
+
+@pytest.mark.parametrize("execution", ["inline", "threaded"])
+def test_augmentation_keeps_order_and_seeds(packed, execution):
+    with ShardedDataLoader(packed.config()) as loader:
+        plain = list(loader)
+        seeds = [loader._sampler.batch(0, step).sample_seeds for step in range(len(loader))]
+    for keys in ({}, {"num_decoders": 1, "precollate_batches": 0, "augment_workers": 1}):
+        config = packed.config(augment_fn=mirror, augment_execution=execution, **keys)
+        with ShardedDataLoader(config) as loader:
+            batches = list(loader)
+        assert len(batches) == len(plain)
+        for batch, other, seed in zip(batches, plain, seeds, strict=True):
+            assert batch["_frame_indices"].tolist() == other["_frame_indices"].tolist()
+            assert batch["rgb_cam_0"].dtype == np.float32
+            assert "depth_cam_0" not in batch
+            assert batch["_stream_names"] == ["rgb_cam_0", "rgb_cam_1", "state", "action", "left"]
+            np.testing.assert_array_equal(batch["action"], other["action"])
+            for at in range(len(seed)):
+                left = int(np.random.default_rng(int(seed[at])).integers(0, 8))
+                assert batch["left"][at, 0] == left
+                np.testing.assert_array_equal(batch["rgb_cam_0"][at], other["rgb_cam_0"][at][:, :, left : left + 64])
+
+
+def test_seeds_differ_between_samples_and_epochs(packed):
+    with ShardedDataLoader(packed.config()) as loader:
+        seeds = [loader._sampler.batch(epoch, step).sample_seeds for epoch in range(2) for step in range(len(loader))]
+    flat = np.concatenate(seeds)
+    assert len(np.unique(flat)) == len(flat)
+
+
+def test_augmentation_sees_tensors_under_torch(packed):
+    torch = pytest.importorskip("torch")
+
+    def augment(sample):
+        assert isinstance(sample["streams"]["rgb_cam_0"], torch.Tensor)
+        streams = {**sample["streams"], "rgb_cam_0": sample["streams"]["rgb_cam_0"].float() / 255}
+        return {**sample, "streams": streams}
+
+    with ShardedDataLoader(packed.config(framework="torch", augment_fn=augment)) as loader:
+        batch = next(iter(loader))
+    assert batch["rgb_cam_0"].dtype == torch.float32
+    assert float(batch["rgb_cam_0"].max()) <= 1
+
+
+def test_a_sample_says_where_it_comes_from(packed):
+    seen = []
+
+    def look(sample):
+        seen.append(sample)
+        return sample
+
+    config = packed.config(augment_fn=look, augment_execution="inline", pad_missing=True, shuffle_mode="none")
+    with ShardedDataLoader(config, dataset_name="mine") as loader:
+        batch = next(iter(loader))
+    for at, sample in enumerate(seen):
+        assert sample["dataset_name"] == "mine"
+        assert sample["episode_id"] == batch["_episode_ids"][at]
+        assert sample["frame_index"] == batch["_frame_indices"][at]
+        assert sample["timestamp"] == batch["_timestamps"][at]
+        place = (batch["_hlp_ids"][at], batch["_shard_idxs"][at], batch["_chunk_starts"][at])
+        assert (sample["hlp_id"], sample["shard_idx"], sample["chunk_start"]) == place
+        assert sample["valid_masks"]["state"].shape == (4,)
+    np.testing.assert_array_equal(batch["rgb_cam_0"][0], seen[0]["streams"]["rgb_cam_0"])
+
+
+def fail_at_twenty(sample):
+    if sample["frame_index"] == 20:
+        raise StopIteration  # would end a careless loop in silence
+    return sample
+
+
+def forget(sample):
+    return None if sample["frame_index"] == 20 else sample
+
+
+def uneven(sample):
+    frames = 3 if sample["frame_index"] == 20 else 4
+    return {**sample, "streams": {"state": sample["streams"]["state"][:frames]}}
+
+
+def different(sample):
+    extra = {"extra": np.zeros(1)} if sample["frame_index"] == 20 else {}
+    return {**sample, "streams": {"state": sample["streams"]["state"], **extra}}
+
+
+@pytest.mark.parametrize("execution", ["inline", "threaded"])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (fail_at_twenty, r"batch 5, sample 0 \(episode 'episode_000000', frame 20\): StopIteration"),
+        (forget, "frame 20.*returned a NoneType"),
+        (uneven, r"'state' is float32 \(3, 4\) in sample 0 and float32 \(4, 4\) in sample 1"),
+        (different, "sample 1 no 'extra'"),
+    ],
+)
+def test_mistakes_of_an_augmentation_name_the_sample(packed, execution, function, said):
+    config = packed.config(augment_fn=function, augment_execution=execution, shuffle_mode="none")
+    with ShardedDataLoader(config) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        with pytest.raises(ConfigError, match=said):
+            next(iterator)
+        assert next(iterator)["_frame_indices"].tolist() == [24, 25, 26, 27]

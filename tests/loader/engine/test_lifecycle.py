@@ -1,0 +1,171 @@
+"""Nothing is left behind: threads, descriptors, memory; and the loader survives forks, spawns and interrupts."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from knonik_loader import LoaderClosedError, ShardedDataLoader
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("knonik-")]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_until(condition, seconds: float = 10.0) -> bool:
+    event, end = threading.Event(), time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        event.wait(0.01)
+    return condition()
+
+
+def order(batches):
+    return [list(zip(batch["_episode_ids"], batch["_frame_indices"].tolist(), strict=True)) for batch in batches]
+
+
+@pytest.mark.parametrize("way", ["shutdown", "drop", "break"])
+def test_thirty_loaders_leave_nothing(packed, way):
+    assert wait_until(lambda: not ours())
+    before = descriptors()
+    for _ in range(30):
+        loader = ShardedDataLoader(packed.config(num_decoders=3))
+        for step, _ in enumerate(loader):
+            if step == 2:
+                break
+        if way == "shutdown":
+            loader.shutdown()
+            assert not ours()
+        elif way == "drop":
+            loader = None
+        else:
+            iterator = iter(loader)
+            next(iterator)
+            del iterator
+    loader = None
+    gc.collect()
+    assert wait_until(lambda: not ours()), ours()
+    assert wait_until(lambda: descriptors() <= before)
+
+
+def test_an_iterator_in_a_cycle_is_collected(packed):
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.me = holder
+    holder.iterator = iter(ShardedDataLoader(packed.config()))
+    next(holder.iterator)
+    assert ours()
+    del holder
+    gc.collect()
+    assert wait_until(lambda: not ours()), ours()
+
+
+def test_an_exhausted_pass_has_no_threads(packed):
+    loader = ShardedDataLoader(packed.config())
+    iterator = iter(loader)
+    for _ in iterator:
+        pass
+    assert wait_until(lambda: not ours()), ours()
+    loader.shutdown()
+
+
+def child(loader, queue):
+    queue.put(order(loader))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loader_works_in_a_child_after_use_in_the_parent(packed, method):
+    context = multiprocessing.get_context(method)
+    with ShardedDataLoader(packed.config(num_decoders=1)) as loader:
+        whole = order(loader)
+        loader.set_epoch(0)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(loader, queue))
+        process.start()
+        assert queue.get(timeout=60) == whole
+        process.join(30)
+        assert process.exitcode == 0
+        assert order(loader) == whole
+
+
+def test_a_fork_in_the_middle_of_a_pass(packed):
+    """The child can't have the parent's threads: its copy of the pass says so, and a new pass works."""
+    with ShardedDataLoader(packed.config()) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = order(ShardedDataLoader.__reduce__(loader)[0](*ShardedDataLoader.__reduce__(loader)[1]))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                next(iterator)
+            except LoaderClosedError:
+                loader.load_state_dict(state)
+                status = 0 if order(loader) == rest else 2
+                loader.shutdown()
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert order(iterator) == rest
+
+
+SCRIPT = """
+    import sys, threading, time
+    from knonik_loader import ShardedDataLoader
+    from knonik_loader.engine.storage import LocalStorage
+    if sys.argv[2] == "stalled":
+        real = LocalStorage.read_ranges
+        def hang(self, key, ranges):
+            if key.endswith(".khlp"):
+                print("hanging", flush=True)
+                time.sleep(3600)
+            return real(self, key, ranges)
+        LocalStorage.read_ranges = hang
+    loader = ShardedDataLoader(dict(decode_mode="random_access", hlp_manifest=sys.argv[1], chunk_len=4, batch_size=4,
+                                    rank=0, world_size=1))
+    if sys.argv[2] == "exit":
+        batches = iter(loader)
+        next(batches)
+        sys.exit(0)
+    try:
+        batches = iter(loader)
+        while True:
+            next(batches, None)
+            print("step", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        if sys.argv[2] != "stalled":
+            loader.shutdown()
+"""
+
+
+@pytest.mark.parametrize("how", ["running", "stalled"])
+def test_ctrl_c_ends_the_program(packed, how):
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(packed.manifest), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=30)
+    assert "interrupted" in out
+    assert run.returncode == 0, err
+    assert not err
+
+
+def test_a_program_may_end_in_the_middle_of_a_pass(packed):
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(packed.manifest), "exit"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")

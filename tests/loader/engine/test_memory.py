@@ -1,0 +1,76 @@
+import numpy as np
+
+from knonik_loader import ShardedDataLoader
+from knonik_loader.engine.memory import RecyclingPool, SlotRing
+
+SHAPE = (4, 64, 64)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_comes_back_when_the_last_view_is_gone():
+    pool = RecyclingPool(4)
+    array = pool.take(0, "x", SHAPE, "uint8")
+    first = address(array)
+    view = array[1:2, ::2].T
+    del array
+    assert address(pool.take(1, "x", SHAPE, "uint8")) != first
+    export = memoryview(view)
+    del view
+    assert address(pool.take(2, "x", SHAPE, "uint8")) != first
+    del export
+    seen = {address(array) for array in [pool.take(turn, "x", SHAPE, "uint8") for turn in range(4)]}
+    assert first in seen
+
+
+def test_what_a_user_keeps_is_never_written_again():
+    pool = RecyclingPool(2)
+    kept = []
+    for turn in range(20):
+        array = pool.take(turn, "x", SHAPE, "uint8")
+        array[...] = turn
+        kept.append(array)
+    assert [int(array.min()) for array in kept] == [int(array.max()) for array in kept] == list(range(20))
+    assert pool.counts()["bytes"] == 2 * 4 * 64 * 64
+
+
+def test_other_types_and_sizes_are_aligned_and_whole():
+    pool = RecyclingPool(2)
+    for dtype in ("uint8", "float32", "float64"):
+        array = pool.take(0, "x", (3, 1001), dtype)
+        assert array.shape == (3, 1001)
+        assert array.dtype == dtype
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert array.flags.aligned
+    assert pool.take(0, "x", (0, 5), "uint8").shape == (0, 5)
+
+
+def test_a_ring_gives_each_turn_its_slot():
+    ring = SlotRing(3, poison=True)
+    arrays = [ring.take(turn, "x", SHAPE, "uint8") for turn in range(4)]
+    assert address(arrays[3]) == address(arrays[0])
+    assert len({address(array) for array in arrays[:3]}) == 3
+    arrays[0][...] = 1
+    ring.take(6, "x", SHAPE, "uint8")
+    assert (arrays[0] == 0xAB).all()
+    assert address(ring.take(0, "y", SHAPE, "uint8")) != address(arrays[0])
+
+
+def test_a_loop_that_keeps_nothing_reuses_its_memory(packed):
+    with ShardedDataLoader(packed.config(precollate_batches=2)) as loader:
+        for _ in range(4):
+            for _ in loader:
+                pass
+        counts = loader.stats()["memory"]
+    assert counts["fresh"] < 40
+    assert counts["reused"] > 2 * counts["fresh"]
+
+
+def test_batches_that_are_kept_stay_as_they_were(packed):
+    with ShardedDataLoader(packed.config(precollate_batches=8)) as loader:
+        batches = [batch | {"copy": batch["rgb_cam_0"].copy()} for batch in loader]
+    for batch in batches:
+        np.testing.assert_array_equal(batch["rgb_cam_0"], batch["copy"])
