@@ -20,7 +20,7 @@ from knonik_assets.sources.hdf5_facts import control_rate, language, read_clock,
 from knonik_assets.sources.hdf5_layout import Planned, clock_dataset, plan_streams
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
 from knonik_assets.sources.hdf5_streams import hash_dataset, read_rows
-from knonik_assets.sources.images import decode_depth, decode_image, depth_to_m, image_shape, to_rgb, turn
+from knonik_assets.sources.images import Turner, decode_depth, depth_to_m, to_rgb, turn
 from knonik_assets.sources.naming import natural_key, renamed
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -192,21 +192,13 @@ class Hdf5Episode:
         return self._colour(one, dataset, where) if spec.kind == "rgb" else self._depth(one, dataset, where)
 
     def _colour(self, one: Planned, dataset: h5py.Dataset, where: str) -> Iterator[Frame]:
-        spec, config = one.spec, self._config
+        turner = Turner(self._config)
         for index, row in enumerate(read_rows(dataset, one.content, where)):
             place = f"{where}, row {index}"
             if isinstance(row, EncodedImage):
-                if image_shape(row, place) != spec.shape[:2]:
-                    raise EpisodeError(f"{place}: {image_shape(row, place)} pixels, the first has {spec.shape[:2]}.")
-                if spec.encoding != "raw":
-                    yield row
-                    continue
-                picture = decode_image(row, place)
-                if config.jpeg_channel_order == "bgr":
-                    picture = np.ascontiguousarray(picture[..., ::-1])
+                yield turner.encoded(row, one.spec, place)
             else:
-                picture = to_rgb(row, place, scale=one.scale)
-            yield turn(picture, config.orientation)
+                yield turn(to_rgb(row, place, scale=one.scale), self._config.orientation)
 
     def _depth(self, one: Planned, dataset: h5py.Dataset, where: str) -> Iterator[Frame]:
         for index, row in enumerate(read_rows(dataset, one.content, where)):

@@ -12,11 +12,13 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
-from knonik_assets.sources.base import EncodedImage
+from knonik_assets.configs.ingest import IngestConfig, Orientation
+from knonik_assets.sources.base import EncodedImage, Frame, StreamSpec
 from knonik_loader.errors import EpisodeError
 
 __all__ = [
     "MAX_PIXELS",
+    "Turner",
     "cut_encoded",
     "decode_depth",
     "decode_image",
@@ -30,7 +32,6 @@ __all__ = [
 
 Array = npt.NDArray[np.generic]
 Rgb = npt.NDArray[np.uint8]
-Orientation = Literal["as_stored", "flip_vertical", "rotate_180"]
 
 MAX_PIXELS = 1 << 27
 """A picture that claims more is refused before anything is allocated for it."""
@@ -227,6 +228,35 @@ def turn(array: Array, orientation: Orientation) -> Array:
     if orientation == "rotate_180":
         return np.ascontiguousarray(array[::-1, ::-1])
     return array
+
+
+class Turner:
+    """Gives encoded pictures the channel order and orientation that the config asks for."""
+
+    def __init__(self, config: IngestConfig) -> None:
+        self._orientation = config.orientation
+        self._swap = config.jpeg_channel_order == "bgr"
+
+    @property
+    def turns_encoded(self) -> bool:
+        """Whether encoded pictures have to be decoded here."""
+        return self._swap or self._orientation != "as_stored"
+
+    def encoded(self, image: EncodedImage, spec: StreamSpec, where: str) -> Frame:
+        """A picture of a colour stream: as it is, or decoded and turned.
+
+        Raises:
+            EpisodeError: damaged, or not of the stream's size.
+        """
+        size = image_shape(image, where)
+        if size != spec.shape[:2]:
+            raise EpisodeError(f"{where}: {size} pixels, the first picture has {spec.shape[:2]}.")
+        if not self.turns_encoded and image.format == spec.encoding:
+            return image
+        picture = decode_image(image, where)
+        if self._swap:
+            picture = np.ascontiguousarray(picture[..., ::-1])
+        return turn(picture, self._orientation)
 
 
 def depth_to_m(array: Array, unit_m: float | None, where: str = "depth") -> npt.NDArray[np.float32]:

@@ -18,9 +18,16 @@ def _hdf5(config: IngestConfig, root: Path) -> Source:
     return EpisodicHdf5Source(config, root)
 
 
+def _lerobot_v3(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.lerobot_v3 import LeRobotV3Source
+
+    return LeRobotV3Source(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "hdf5": _hdf5,
+    "lerobot_v3": _lerobot_v3,
 }
 """Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""
 

@@ -1,0 +1,276 @@
+"""What the ``meta`` folder of a LeRobot v3 dataset says: features, tasks, and hints where each episode lies."""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from knonik_assets.sources.naming import natural_key
+from knonik_loader.errors import SourceError
+
+__all__ = ["DepthCode", "EpisodeHint", "Feature", "Meta", "VideoHint", "list_files", "read_meta"]
+
+PARQUET_FAULTS = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises on truncated or damaged files."""
+_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+@dataclass(frozen=True, slots=True)
+class DepthCode:
+    """How depth was turned into the 12-bit codes of a depth video."""
+
+    low_m: float = 0.01
+    high_m: float = 10.0
+    shift_m: float = 3.5
+    log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One entry of ``features`` in ``info.json``."""
+
+    dtype: str
+    names: tuple[str, ...] | None
+    """Of a vector's elements, in order."""
+    depth: DepthCode | None
+    """For depth maps."""
+    depth_unit_m: float | None
+    """Metres that 1 means in a depth picture, where stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHint:
+    """Where the metadata says that one camera's frames of one episode are. Any part may be missing or wrong."""
+
+    file: tuple[int, int] | None
+    """(chunk, file)"""
+    start: float | None
+    stop: float | None
+    """Seconds inside the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeHint:
+    """One row of ``meta/episodes``."""
+
+    length: int | None
+    tasks: tuple[str, ...]
+    data: tuple[int, int] | None
+    videos: Mapping[str, VideoHint]
+
+
+@dataclass(slots=True)
+class Meta:
+    """Everything under ``meta``; wrong values are kept as they are, for the readers to check."""
+
+    root: Path
+    fps: float | None
+    robot_type: str | None
+    features: dict[str, Feature]
+    data_path: str
+    video_path: str
+    tasks: dict[int, str]
+    hints: dict[int, EpisodeHint]
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_meta(root: Path) -> Meta:
+    """Read ``meta``; only ``info.json`` has to be there.
+
+    Raises:
+        SourceError: no readable ``info.json``, or a path template that leads out of the dataset.
+    """
+    path = root / "meta" / "info.json"
+    try:
+        info = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise SourceError(f"{root}: no meta/info.json, so this is no LeRobot dataset.") from error
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: unreadable: {error}.") from error
+    if not isinstance(info, dict):
+        raise SourceError(f"{path}: holds no JSON object.")
+    version = str(info.get("codebase_version") or "v3")
+    if not (root / "meta" / "episodes").is_dir() and (root / "meta" / "episodes.jsonl").exists():
+        raise SourceError(
+            f"{root}: a LeRobot {version} dataset (one file an episode), not v3; use dir_type lerobot_v2."
+        )
+    warnings: list[str] = []
+    features = info.get("features")
+    return Meta(
+        root=root,
+        fps=_number(info.get("fps")) or None,
+        robot_type=info["robot_type"] if isinstance(info.get("robot_type"), str) else None,
+        features={
+            str(name): _feature(entry)
+            for name, entry in (features if isinstance(features, dict) else {}).items()
+            if isinstance(entry, dict)
+        },
+        data_path=_template(info.get("data_path"), _DATA_PATH, "data_path", path, warnings),
+        video_path=_template(info.get("video_path"), _VIDEO_PATH, "video_path", path, warnings),
+        tasks=_read_tasks(root, warnings),
+        hints=_read_hints(root, warnings),
+        warnings=warnings,
+    )
+
+
+def _template(value: Any, default: str, key: str, path: Path, warnings: list[str]) -> str:  # noqa: ANN401 - raw JSON
+    if not isinstance(value, str):
+        return default
+    try:
+        example = value.format(chunk_index=0, file_index=0, video_key="camera")
+    except (KeyError, IndexError, ValueError, AttributeError):
+        warnings.append(f"{path}: {key} {value!r} is no v3 template; {default!r} is used instead")
+        return default
+    if posixpath.isabs(example) or posixpath.normpath(example).startswith("..") or "\\" in example:
+        raise SourceError(f"{path}: {key} {value!r} leads out of the dataset.")
+    return value
+
+
+def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int, int], Path]:
+    """The files on disk that a path template can name, by (chunk, file), in that order.
+
+    Raises:
+        SourceError: the camera's own name leads out of the dataset.
+    """
+    if ".." in video_key.split("/") or video_key.startswith("/"):
+        raise SourceError(f"{root}: the feature name {video_key!r} leads out of the dataset.")
+    pattern, glob = "", ""
+    for part in re.split(r"(\{[^}]*\})", template):
+        if part.startswith("{chunk_index"):
+            pattern, glob = pattern + (r"(?P<chunk>\d+)" if "<chunk>" not in pattern else r"\d+"), glob + "*"
+        elif part.startswith("{file_index"):
+            pattern, glob = pattern + (r"(?P<file>\d+)" if "<file>" not in pattern else r"\d+"), glob + "*"
+        else:
+            text = video_key if part.startswith("{video_key") else part
+            pattern, glob = pattern + re.escape(text), glob + re.sub(r"([*?[])", r"[\1]", text)
+    found: dict[tuple[int, int], Path] = {}
+    for path in sorted(root.glob(glob), key=lambda path: natural_key(path.as_posix())):
+        match = re.fullmatch(pattern, path.relative_to(root).as_posix())
+        if match is not None and path.is_file():
+            groups = match.groupdict()
+            found.setdefault((int(groups.get("chunk") or 0), int(groups.get("file") or 0)), path)
+    return dict(sorted(found.items()))
+
+
+def _feature(entry: Mapping[str, Any]) -> Feature:
+    raw = entry.get("info"), entry.get("video_info")
+    blocks = [block for block in raw if isinstance(block, dict)]
+    stated = {key.removeprefix("video."): value for block in reversed(blocks) for key, value in block.items()}
+    depth = None
+    if stated.get("is_depth_map") is True:
+        default = DepthCode()
+        depth = DepthCode(
+            low_m=_number(stated.get("depth_min")) or default.low_m,
+            high_m=_number(stated.get("depth_max")) or default.high_m,
+            shift_m=default.shift_m if (shift := _number(stated.get("shift"))) is None else shift,
+            log=stated.get("use_log") is not False,
+        )
+    return Feature(
+        dtype=str(entry.get("dtype")),
+        names=_names(entry.get("names")),
+        depth=depth,
+        depth_unit_m={"m": 1.0, "mm": 0.001}.get(str(stated.get("depth_unit"))),
+    )
+
+
+def _names(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - raw JSON
+    """A vector's element names out of the spellings in use: list, nested lists, dict of lists, name → index."""
+    if isinstance(value, dict):
+        if value and all(isinstance(index, int) for index in value.values()):
+            return tuple(str(name) for name in sorted(value, key=value.__getitem__))
+        value = list(value.values())
+    if not isinstance(value, list):
+        return None
+    flat = tuple(_flatten(value))
+    return flat or None
+
+
+def _flatten(value: list[Any]) -> Iterator[str]:
+    for item in value:
+        if isinstance(item, list):
+            yield from _flatten(item)
+        else:
+            yield str(item)
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401 - raw JSON or parquet
+    """A finite number, also out of a list of one; None for anything else."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _index(value: Any) -> int | None:  # noqa: ANN401 - raw parquet
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def _read_tasks(root: Path, warnings: list[str]) -> dict[int, str]:
+    """Task text by task_index: by value, whatever the order of the rows."""
+    rows: list[dict[str, Any]] = []
+    parquet, lines = root / "meta" / "tasks.parquet", root / "meta" / "tasks.jsonl"
+    try:
+        if parquet.exists():
+            rows = pq.read_table(parquet).to_pylist()
+        elif lines.exists():
+            rows = [json.loads(line) for line in lines.read_text("utf-8").splitlines() if line.strip()]
+    except PARQUET_FAULTS as error:
+        warnings.append(f"{parquet if parquet.exists() else lines}: unreadable, so tasks have no text: {error}")
+    tasks: dict[int, str] = {}
+    for row in rows:
+        index, text = _index(row.get("task_index")), row.get("task", row.get("__index_level_0__"))
+        if index is not None and isinstance(text, str):
+            tasks[index] = text
+    return tasks
+
+
+def _read_hints(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
+    hints: dict[int, EpisodeHint] = {}
+    folder = root / "meta" / "episodes"
+    for path in sorted(folder.rglob("*.parquet"), key=lambda path: natural_key(path.as_posix())):
+        try:
+            file = pq.ParquetFile(path)
+            columns = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
+            rows = file.read(columns=columns).to_pylist()
+        except PARQUET_FAULTS as error:
+            warnings.append(f"{path}: unreadable, so its episodes are found by their data alone: {error}")
+            continue
+        for row in rows:
+            episode = _index(row.get("episode_index"))
+            if episode is not None:
+                hints[episode] = _hint(row)
+    return hints
+
+
+def _hint(row: Mapping[str, Any]) -> EpisodeHint:
+    def place(prefix: str) -> tuple[int, int] | None:
+        chunk, file = _index(row.get(f"{prefix}/chunk_index")), _index(row.get(f"{prefix}/file_index"))
+        return None if chunk is None or file is None else (chunk, file)
+
+    keys = {name[len("videos/") : name.rindex("/")] for name in row if name.startswith("videos/") and "/" in name[7:]}
+    tasks = row.get("tasks")
+    return EpisodeHint(
+        length=_index(row.get("length")),
+        tasks=tuple(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else (),
+        data=place("data"),
+        videos={
+            key: VideoHint(
+                place(f"videos/{key}"),
+                _number(row.get(f"videos/{key}/from_timestamp")),
+                _number(row.get(f"videos/{key}/to_timestamp")),
+            )
+            for key in sorted(keys)
+        },
+    )
