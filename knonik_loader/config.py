@@ -42,9 +42,7 @@ __all__ = [
 NOT_YET: dict[str, Callable[[Any], bool]] = {
     "fs_type": lambda value: value in {"gcs", "azure"},
     "augment_execution": lambda value: value == "process",
-    "zerocopy": bool,
     "on_error": lambda value: value == "skip",
-    "metrics_path": lambda value: value is not None,
     "stream_cfg.source": lambda value: value is not None,
     "stream_cfg.resize": lambda value: value is not None,
     "stream_cfg.dtype": lambda value: value is not None,

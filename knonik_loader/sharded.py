@@ -17,6 +17,7 @@ from knonik_loader.engine.batch import Assembler
 from knonik_loader.engine.dataset import PackedDataset, Source, open_dataset
 from knonik_loader.engine.engine import Engine, Run
 from knonik_loader.engine.fetch import ReadPolicy
+from knonik_loader.engine.metrics import MetricsFile
 from knonik_loader.engine.options import batch_memory, check_shard_size, engine_options
 from knonik_loader.engine.stats import Statistics
 from knonik_loader.engine.storage import open_storage
@@ -70,8 +71,10 @@ class ShardedDataLoader:
         storage = open_storage(config.fs_type, config.fs_params)
         dataset = open_dataset(storage, config.hlp_manifest)
         self._manifest, self._index, self._key = dataset.manifest, dataset.index, dataset.key
-        self._config = load_loader_config(loader_cfg, profile=self._manifest.storage_profile, streams=dataset.streams)
         chosen = load_stream_config(stream_cfg or {}, dataset.streams)
+        # Under zerocopy every stream needs its shape, but only those that are loaded.
+        known = [stream for stream in dataset.streams if not (config.zerocopy and chosen) or stream.key in chosen]
+        self._config = load_loader_config(loader_cfg, profile=self._manifest.storage_profile, streams=known)
         self._streams = tuple(select_streams(self._config, chosen, dataset.streams))
         check_shard_size(self._config, dataset, self._streams)
         self._sampler = Sampler(self._index, self._streams, self._config)
@@ -153,7 +156,7 @@ class ShardedDataLoader:
         """Counts, times of each stage, waits of the consumer, memory and diversity, over all passes so far."""
         engine = self._here()
         epoch, step = self._where()
-        return engine.stats.snapshot(memory=engine.memory.counts(), epoch=epoch, step=step)
+        return engine.snapshot(epoch, step)
 
     def shutdown(self) -> None:
         """End all threads and close all files; returns within 5 s whatever is in flight, and may be called again."""
@@ -192,6 +195,7 @@ class ShardedDataLoader:
 
     def _make_engine(self) -> Engine:
         config = self._config
+        rank, _ = config.topology
         storage = open_storage(config.fs_type, config.fs_params)
         kept = config.hlps_in_flight
         if kept is not None and config.low_memory:
@@ -206,6 +210,7 @@ class ShardedDataLoader:
             assembler=Assembler(sources, self._streams, config.framework, config.pad_missing, self._name),
             memory=batch_memory(config, options),
             stats=Statistics(config.inactive),
+            metrics=MetricsFile(config.metrics_path, rank) if config.metrics_path else None,
             options=options,
             policy=ReadPolicy.of(storage.remote, config.kdelta_direct_bundle_target_frames),
         )

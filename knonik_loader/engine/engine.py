@@ -27,6 +27,7 @@ from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.decode import Decoder
 from knonik_loader.engine.fetch import DecodeTask, ReadPolicy, fetch
 from knonik_loader.engine.memory import BatchMemory
+from knonik_loader.engine.metrics import MetricsFile
 from knonik_loader.engine.stats import Statistics
 from knonik_loader.engine.work import BatchWork, FileJob, divide, start_batch
 from knonik_loader.errors import LoaderClosedError
@@ -70,6 +71,11 @@ class Engine:
     stats: Statistics
     options: EngineOptions
     policy: ReadPolicy
+    metrics: MetricsFile | None = None
+
+    def snapshot(self, epoch: int, step: int) -> dict[str, Any]:
+        """Statistics of all runs so far, as JSON values."""
+        return self.stats.snapshot(memory=self.memory.counts(), epoch=epoch, step=step)
 
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -95,6 +101,7 @@ class Run:
         self._shards_waiting = 0
         self._planned = self._next = self._wanted = start
         self._turn = 0
+        self._memory = engine.memory.begin()
         self._closed = False
         self._fatal: BaseException | None = None
         self._threads: list[threading.Thread] = []
@@ -151,7 +158,14 @@ class Run:
             self._engine.stats.failed()
             raise work.error or LoaderClosedError("the batch was not finished.")
         self._engine.stats.handed_out(len(work.plan), time.perf_counter() - began, ready)
+        self._report(self._next >= self._stop)
         return work.result
+
+    def _report(self, now: bool) -> None:
+        """Write a line of metrics when one is due."""
+        engine = self._engine
+        if engine.metrics is not None and engine.metrics.due(now):
+            engine.metrics.write(engine.snapshot(self._epoch, self._next))
 
     def close(self) -> None:
         """Make every thread end after what it is doing; returns at once. Safe to call from anywhere, repeatedly."""
@@ -203,7 +217,7 @@ class Run:
         for step in range(first, first + count):
             plan = engine.plan(self._epoch, step)
             engine.stats.planned(plan)
-            works.append(start_batch(plan, engine.sources, engine.streams, engine.memory, self._turn))
+            works.append(start_batch(plan, engine.sources, engine.streams, self._memory, self._turn))
             self._turn += 1
         jobs = divide(works, engine.sources, engine.streams, engine.options.job_shards)
         engine.stats.stage("plan", time.perf_counter() - began, count)

@@ -25,6 +25,10 @@ Allocate = Callable[[int], npt.NDArray[np.uint8]]
 class BatchMemory(Protocol):
     """Gives the memory of batch arrays."""
 
+    def begin(self) -> BatchMemory:
+        """The memory of a new run, which no thread of an earlier one writes into."""
+        ...
+
     def take(self, turn: int, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A C-contiguous array with undefined content for the ``turn``-th batch of a run."""
         ...
@@ -48,6 +52,10 @@ class RecyclingPool:
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, int], list[npt.NDArray[np.uint8]]] = {}
         self._fresh = self._reused = 0
+
+    def begin(self) -> BatchMemory:
+        """The pool itself: what a thread still writes into is not idle."""
+        return self
 
     def take(self, turn: int, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of the given shape over idle memory, or over fresh memory where none is idle."""
@@ -105,7 +113,14 @@ class SlotRing:
         self._poison = poison
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, str], npt.NDArray[np.uint8]] = {}
-        self._fresh = self._reused = 0
+        self._counts = {"fresh": 0, "reused": 0, "bytes": 0}
+
+    def begin(self) -> BatchMemory:
+        """A ring of its own, counted together with this one: threads of an ended run may still write into old slots."""
+        ring = SlotRing(self._slots, self._poison)
+        ring._lock, ring._counts = self._lock, self._counts
+        self._counts["bytes"] = 0
+        return ring
 
     def take(self, turn: int, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array over the slot's buffer of this name."""
@@ -115,16 +130,16 @@ class SlotRing:
         with self._lock:
             buffer = self._buffers.get(place)
             if buffer is None or buffer.size < size:
+                self._counts["bytes"] += size - (buffer.size if buffer is not None else 0)
                 buffer = self._buffers[place] = np.empty(size, np.uint8)
-                self._fresh += 1
+                self._counts["fresh"] += 1
             else:
-                self._reused += 1
+                self._counts["reused"] += 1
         if self._poison:
             buffer.fill(0xAB)
         return buffer[:size].view(kind).reshape(shape)
 
     def counts(self) -> dict[str, int]:
-        """Buffers made and reused, and the bytes that the ring holds."""
+        """Buffers made and reused, and the bytes that the ring of the latest run holds."""
         with self._lock:
-            held = sum(buffer.size for buffer in self._buffers.values())
-            return {"fresh": self._fresh, "reused": self._reused, "bytes": held}
+            return dict(self._counts)

@@ -52,6 +52,9 @@ def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
     """
     if config.zerocopy:
         slots = config.zerocopy_slots or config.precollate_batches + 2
+        # A batch must stay whole while ``slots - precollate_batches`` more are asked for, so what is started beyond
+        # ``precollate_batches`` needs slots of its own.
+        slots += max(0, options.ahead - config.precollate_batches) + options.window - 1
         return SlotRing(slots, poison=bool(os.environ.get("KNONIK_POISON")))
     pinned = config.pin_memory and config.framework == "torch"
     # Batches in the queue and in work, the one asked for, and a few that the user still holds.

@@ -5,7 +5,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from knonik_loader import ConfigError, LoaderClosedError, ResumeMismatchError, ShardedDataLoader
+from knonik_loader import ConfigError, LoaderClosedError, ResumeMismatchError, ShardedDataLoader, StorageError
 from tests.support.packed import check_frames, write_packed
 from tests.support.stamps import read_stamp
 
@@ -331,3 +331,17 @@ def test_stats_count_what_happened(packed):
     assert 1 <= stats["diversity"]["episodes_per_batch"] < 2
     assert {"plan", "fetch", "decode", "augment", "assemble"} == stats["stages"].keys()
     json.dumps(stats)
+
+
+def test_metrics_are_written_as_json_lines(packed, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with ShardedDataLoader(packed.config(metrics_path=str(path), stride=5)) as loader:
+        for _ in range(2):
+            for _ in loader:
+                pass
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["epoch"], line["step"], line["rank"]) for line in lines] == [(e, len(loader), 0) for e in range(2)]
+    assert lines[1]["batches"] == 2 * len(loader)
+    assert lines[1]["rss_bytes"] > 1 << 20
+    with pytest.raises(StorageError, match="metrics_path"):
+        ShardedDataLoader(packed.config(metrics_path=str(tmp_path / "nope" / "m.jsonl")))

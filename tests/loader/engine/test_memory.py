@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from knonik_loader import ShardedDataLoader
 from knonik_loader.engine.memory import RecyclingPool, SlotRing
@@ -74,3 +75,41 @@ def test_batches_that_are_kept_stay_as_they_were(packed):
         batches = [batch | {"copy": batch["rgb_cam_0"].copy()} for batch in loader]
     for batch in batches:
         np.testing.assert_array_equal(batch["rgb_cam_0"], batch["copy"])
+
+
+def zerocopy(packed, **keys):
+    shapes = {"cam_0": [80, 80, 3], "cam_1": [80, 80, 3]}
+    return packed.config(zerocopy=True, zerocopy_frame_shapes=shapes, drop_last=True, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "valid"),
+    [
+        ({}, 2),
+        ({"precollate_batches": 0}, 2),
+        ({"zerocopy_slots": 7, "partial_decode_coalesce_batches": 3, "partial_decode_window_prefetch": 2}, 5),
+        ({"low_memory": True, "framework": "torch"}, 2),
+    ],
+)
+def test_zerocopy_batches_live_as_long_as_promised(packed, monkeypatch, keys, valid):
+    monkeypatch.setenv("KNONIK_POISON", "1")
+    with ShardedDataLoader(packed.config(drop_last=True)) as loader:
+        expected = [batch["rgb_cam_0"].copy() for batch in loader]
+    with ShardedDataLoader(zerocopy(packed, **keys)) as loader:
+        held, places = [], set()
+        for batch, wanted in zip(loader, expected, strict=True):
+            held.append((np.asarray(batch["rgb_cam_0"]), wanted))
+            places.add(address(held[-1][0]))
+            for array, content in held[-valid:]:
+                np.testing.assert_array_equal(array, content)
+        assert len(places) < 14 < len(expected)
+        # the next pass doesn't write into what this one gave
+        for batch, _ in zip(loader, range(3), strict=False):
+            assert batch["state"].shape == (4, 4, 4)
+        np.testing.assert_array_equal(held[-1][0], held[-1][1])
+
+
+def test_zerocopy_with_some_of_the_cameras(packed):
+    config = packed.config(zerocopy=True, zerocopy_frame_shapes={"cam_1": [80, 80, 3]})
+    with ShardedDataLoader(config, {"cam_1": {}, "state": {}}) as loader:
+        assert next(iter(loader))["_stream_names"] == ["rgb_cam_1", "state"]
