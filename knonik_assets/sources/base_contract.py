@@ -1,6 +1,6 @@
-"""`SourceContract`: what every reader must do, as tests. Subclass it in a test module and give it data whose content is known.
+"""`SourceContract`: what every reader must do, as tests.
 
-Needs pytest, which only tests have.
+Subclass it in a test module, and give it data whose content is known.
 """
 
 from __future__ import annotations
@@ -84,11 +84,13 @@ class SourceContract:
         return {ref.source_id: source.fingerprint(ref, NoCache()) for ref in source.episodes()}
 
     def test_episodes_are_listed_in_natural_order_with_stable_names(self, tmp_path: Path) -> None:
+        """``demo_2`` comes before ``demo_10``, and listing twice gives the same."""
         source, _ = self.source(tmp_path)
         assert [ref.source_id for ref in source.episodes()] == list(self.expected())
         assert source.episodes() == source.episodes()
 
     def test_every_value_is_the_right_one(self, tmp_path: Path) -> None:
+        """Every frame and row of every episode, its clock and its instruction."""
         source, _ = self.source(tmp_path)
         for ref in source.episodes():
             wanted = self.expected()[ref.source_id]
@@ -125,17 +127,19 @@ class SourceContract:
             assert episode.facts.language.instruction == wanted.instruction
 
     def test_source_and_refs_survive_pickling_also_after_use(self, tmp_path: Path) -> None:
+        """Workers get them by pickle."""
         source, _ = self.source(tmp_path)
         refs = source.episodes()
         with source.open(refs[0]) as episode:
             specs = tuple(episode.streams)
-        again: Source = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
-        ref: EpisodeRef = pickle.loads(pickle.dumps(refs[0]))  # noqa: S301 - our own bytes
+        again: Source = pickle.loads(pickle.dumps(source))
+        ref: EpisodeRef = pickle.loads(pickle.dumps(refs[0]))
         with again.open(ref) as episode:
             assert tuple(episode.streams) == specs
             self.check_episode(episode, self.expected()[ref.source_id])
 
     def test_fingerprints_follow_content_not_place_or_time(self, tmp_path: Path) -> None:
+        """Moved and touched data stays the same data; a changed value is another episode."""
         source, root = self.source(tmp_path)
         first = self.fingerprints(source)
         assert len(set(first.values())) == len(first)
@@ -152,6 +156,7 @@ class SourceContract:
         assert {name for name in first if changed[name] != first[name]} == {victim}
 
     def test_reading_twice_gives_the_same(self, tmp_path: Path) -> None:
+        """Iterators start afresh."""
         source, _ = self.source(tmp_path)
         with source.open(source.episodes()[0]) as episode:
             for spec in episode.streams:
@@ -164,6 +169,7 @@ class SourceContract:
         return [as_array(frame).tobytes() for frame in episode.frames(spec)]
 
     def test_streams_can_be_read_at_once_from_several_threads(self, tmp_path: Path) -> None:
+        """Cameras are encoded in parallel."""
         source, _ = self.source(tmp_path)
         with source.open(source.episodes()[0]) as episode:
             alone = [self.read(episode, spec) for spec in episode.streams]
@@ -172,6 +178,7 @@ class SourceContract:
                 assert [task.result() for task in tasks] == alone
 
     def test_streams_can_be_read_in_turns(self, tmp_path: Path) -> None:
+        """Iterators don't share a place in a file."""
         source, _ = self.source(tmp_path)
         with source.open(source.episodes()[0]) as episode:
             pictures = [spec for spec in episode.streams if spec.kind != "numeric"]
@@ -183,6 +190,7 @@ class SourceContract:
             assert turns == [frames[: len(turns[0])] for frames in alone]
 
     def test_closing_lets_go_of_every_file(self, tmp_path: Path) -> None:
+        """Also with iterators left halfway."""
         source, root = self.source(tmp_path)
         for ref in source.episodes()[:3]:
             with source.open(ref) as episode:
@@ -195,16 +203,21 @@ class SourceContract:
             assert open_files(root) == []
 
     def test_a_closed_episode_refuses_to_be_read(self, tmp_path: Path) -> None:
+        """By name, not by a library's own error."""
         source, _ = self.source(tmp_path)
         with source.open(source.episodes()[0]) as episode:
             specs = tuple(episode.streams)
         for spec in specs:
-            try:
-                self.read(episode, spec)
-            except KnonikError as error:
-                assert "closed" in str(error)
-            else:
-                raise AssertionError(f"{spec.name} was read from a closed episode")
+            assert "closed" in refusal(self, episode, spec)
+
+
+def refusal(contract: SourceContract, episode: SourceEpisode, spec: StreamSpec) -> str:
+    """What a reader says when it refuses; nothing where it reads."""
+    try:
+        contract.read(episode, spec)
+    except KnonikError as error:
+        return str(error)
+    return ""
 
 
 def open_files(root: Path) -> list[str]:

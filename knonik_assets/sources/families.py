@@ -1,0 +1,196 @@
+"""Which family a raw dataset belongs to, told by the names of its files alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knonik_assets.sources.naming import natural_key
+
+__all__ = ["Family", "recognise"]
+
+_DEPTH = 3
+_WIDTH = 200
+"""Folders looked into on each level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A recognised dataset."""
+
+    name: str
+    """In words: ``LeRobot v3``, ``ALOHA-style HDF5 episodes``."""
+    dir_type: str
+    root: Path
+    data_type: str | None = None
+    version: str | None = None
+    episodes: int | None = None
+    """Where counting names is enough."""
+    demos: str | None = None
+    note: str | None = None
+
+
+def recognise(root: Path) -> Family | None:
+    """The family of ``root``, or of the first folder up to three levels below it that has one."""
+    if root.is_file():
+        return _file(root)
+    for folder in _folders(root):
+        for probe in _PROBES:
+            found = probe(folder)
+            if found is not None:
+                return found
+    return None
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    yield root
+    level = [root]
+    for _ in range(_DEPTH):
+        level = [
+            child
+            for folder in level
+            for child in sorted(folder.iterdir(), key=lambda path: natural_key(path.name))[:_WIDTH]
+            if child.is_dir() and not child.name.startswith(".")
+        ]
+        yield from level[:_WIDTH]
+
+
+def _file(path: Path) -> Family | None:
+    if path.suffix in (".h5", ".hdf5"):
+        return Family("HDF5 file with nested demos", "episodic", path, "hdf5", demos=_demo_pattern(path))
+    if path.suffix in (".bag", ".mcap", ".db3"):
+        return Family(f"ROS {path.suffix[1:]} recording", "rosbag", path, episodes=1)
+    if path.name.endswith(".zarr.zip"):
+        return Family("Zarr replay buffer", "zarr", path)
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lerobot(root: Path) -> Family | None:
+    if not (root / "meta" / "info.json").is_file():
+        return None
+    info = _json(root / "meta" / "info.json")
+    version = str(info.get("codebase_version") or "")
+    tables = (root / "meta" / "episodes").is_dir() or (root / "meta" / "tasks.parquet").exists()
+    lines = (root / "meta" / "episodes.jsonl").exists()
+    v3 = tables or (not lines and version.startswith("v3"))
+    note = None
+    if v3 != version.startswith("v3"):
+        note = f"info.json says {version or 'no version'}, the files are those of {'v3' if v3 else 'v2'}"
+    dir_type = "lerobot_v3" if v3 else "lerobot_v2"
+    count = None if v3 else len(list(root.glob("data/chunk-*/episode_*.parquet")))
+    return Family(f"LeRobot {'v3' if v3 else 'v2'}", dir_type, root, version=version or None, episodes=count, note=note)
+
+
+def _rlds(root: Path) -> Family | None:
+    if not (root / "features.json").is_file() or not any(root.glob("*.tfrecord*")):
+        return None
+    return Family("RLDS (TFDS) dataset", "rlds", root, version=_json(root / "dataset_info.json").get("version"))
+
+
+def _ros(root: Path) -> Family | None:
+    bags = [path for suffix in ("*.bag", "*.mcap", "*.db3", "*.db3.zstd", "*.mcap.zstd") for path in root.glob(suffix)]
+    below = [path for path in root.iterdir() if path.is_dir() and (path / "metadata.yaml").is_file()]
+    if (root / "metadata.yaml").is_file() and bags:
+        return Family("ROS 2 bag", "rosbag", root, episodes=1)
+    if bags or below:
+        return Family("ROS recordings", "rosbag", root, episodes=len(bags) + len(below))
+    return None
+
+
+def _is_zarr(path: Path) -> bool:
+    marks = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
+    return path.name.endswith(".zarr.zip") or (path.is_dir() and any((path / mark).exists() for mark in marks))
+
+
+def _zarr(root: Path) -> Family | None:
+    if _is_zarr(root) and (root / "meta" / "episode_ends").exists():
+        return Family("Zarr replay buffer", "zarr", root)
+    stores = [path for path in root.glob("episode_*") if _is_zarr(path) or path.name.endswith(".zip")]
+    if stores:
+        return Family("Zarr store per episode", "episodic", root, "zarr", episodes=len(stores))
+    inside = [path for path in root.iterdir() if _is_zarr(path)]
+    buffers = [path for path in inside if path.name.endswith(".zip") or (path / "meta" / "episode_ends").exists()]
+    return Family("Zarr replay buffer", "zarr", buffers[0]) if buffers else None
+
+
+def _calvin(root: Path) -> Family | None:
+    steps = next((path for path in root.glob("episode_*.npz") if re.fullmatch(r"episode_\d{7}", path.stem)), None)
+    if steps is None and not (root / "ep_start_end_ids.npy").exists():
+        return None
+    note = None if (root / "ep_start_end_ids.npy").exists() else "ep_start_end_ids.npy is missing: no episode is known"
+    return Family("CALVIN (one file a step)", "calvin", root, note=note)
+
+
+def _npz(root: Path) -> Family | None:
+    count = len(list(root.glob("episode_*.npz")))
+    return Family("NPZ archive per episode", "episodic", root, "npy", episodes=count) if count else None
+
+
+def _d3il(root: Path) -> Family | None:
+    lists = any(root.glob("train_files*.pkl")) or any(root.glob("eval_files*.pkl"))
+    states = (root / "all_data").is_dir() or any(root.glob("env_*.pkl"))
+    return Family("D3IL task", "d3il", root) if lists or states else None
+
+
+def _hdf5(root: Path) -> Family | None:
+    files = [path for suffix in ("*.h5", "*.hdf5") for path in root.glob(suffix) if not path.name.startswith(".")]
+    episodes = [path for path in files if path.name.startswith("episode_")]
+    if episodes:
+        note = (
+            f"{len(files) - len(episodes)} HDF5 files are not called episode_*" if len(files) > len(episodes) else None
+        )
+        return Family("HDF5 file per episode", "episodic", root, "hdf5", episodes=len(episodes), note=note)
+    if not files:
+        return None
+    pattern = next((found for path in sorted(files) if (found := _demo_pattern(path))), None)
+    note = None if pattern else "no file has demos in it, and none is called episode_*; rename them"
+    return Family("HDF5 files with nested demos", "episodic", root, "hdf5", demos=pattern, note=note)
+
+
+def _demo_pattern(path: Path) -> str | None:
+    """``data/demo_*`` or what is like it in the file: a group whose children share a name but for their number."""
+    from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
+    from knonik_loader.errors import EpisodeError
+
+    try:
+        with open_hdf5(path) as file, reading(str(path)):
+            for pattern in ("data/demo_*", "demo_*", "data/*", "episode_*", "traj_*"):
+                if match_groups(file, pattern):
+                    return pattern
+    except EpisodeError:
+        return None
+    return None
+
+
+def _separate(root: Path) -> Family | None:
+    arrays = list(root.glob("*.npy"))
+    folders = [path for path in root.iterdir() if path.is_dir() and any(path.glob("*.npy"))]
+    if arrays and folders:
+        return Family("Staged NPY streams of one episode", "npy_separate", root, episodes=1)
+    return None
+
+
+_PROBES: tuple[Callable[[Path], Family | None], ...] = (
+    _lerobot,
+    _rlds,
+    _calvin,
+    _zarr,
+    _hdf5,
+    _npz,
+    _d3il,
+    _ros,
+    _separate,
+)
+"""From the most telling file to the least."""
