@@ -79,7 +79,8 @@ class Statistics:
     def snapshot(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - further JSON values
         """Everything as JSON values.
 
-        Times are in seconds summed over threads; ``wait`` is what the consumer waited for batches.
+        Times are in seconds summed over threads; ``wait`` is what the consumer waited for batches; ``frames`` are
+        pictures decoded, those on the way from a key included and those that several samples share counted once.
         """
         with self._lock:
             span = self._last - self._began if self._began is not None else 0.0

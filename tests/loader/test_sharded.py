@@ -1,6 +1,6 @@
 import json
 import pickle
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -113,7 +113,8 @@ def test_only_the_streams_that_are_asked_for(packed):
         assert not {"rgb_cam_0", "state", "depth_cam_0", "_language"} & batch.keys()
 
 
-def test_worker_counts_and_prefetch_change_nothing(packed):
+def test_sizes_of_stages_change_nothing(every_profile):
+    packed = every_profile
     with ShardedDataLoader(packed.config(pad_missing=True)) as loader:
         reference = list(loader)
     for keys in (
@@ -128,6 +129,23 @@ def test_worker_counts_and_prefetch_change_nothing(packed):
         assert len(batches) == len(reference)
         for one, other in zip(batches, reference, strict=True):
             equal(one, other)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_workers_prefetch_and_ranks_change_nothing(packed, world):
+    with ShardedDataLoader(packed.config(batch_size=8, stride=3, drop_last=True)) as loader:
+        whole = list(loader)
+    for workers, ahead in product((1, 2, 7), (0, 2, 8)):
+        keys = {"batch_size": 8 // world, "stride": 3, "drop_last": True}
+        keys |= {"num_decoders": workers, "precollate_batches": ahead}
+        ranks = []
+        for rank in range(world):
+            with ShardedDataLoader(packed.config(rank=rank, world_size=world, **keys)) as loader:
+                ranks.append(list(loader))
+        for parts, batch in zip(zip(*ranks, strict=True), whole, strict=True):
+            for key in ("rgb_cam_0", "depth_cam_0", "state", "_frame_indices", "_hlp_ids", "_timestamps"):
+                np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), batch[key])
+            assert list(chain.from_iterable(part["_episode_ids"] for part in parts)) == batch["_episode_ids"]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
