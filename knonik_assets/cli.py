@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version
@@ -167,7 +168,11 @@ def _pack(options: dict[str, Any], *, quiet: bool) -> None:
     from knonik_assets.ingesting.progress import console_progress
     from knonik_assets.pack import pack
 
-    paths = pack(**options, progress=None if quiet else console_progress(err))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        paths = pack(**options, progress=None if quiet else console_progress(err))
+    for warning in caught:
+        _say("warning", str(warning.message))
     out.print(str(paths[0]), highlight=False, soft_wrap=True, markup=False)
 
 

@@ -1,0 +1,261 @@
+"""Pack: a directory of episodes in, a KHLP dataset out, whole or not at all."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from knonik_assets.configs.documents import write_json
+from knonik_assets.configs.pack import PackMode, PackOptions
+from knonik_assets.configs.validation import validate
+from knonik_assets.engine import EngineName, check_call, map_tasks
+from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.ingesting.lock import OutputLock
+from knonik_assets.ingesting.progress import Progress
+from knonik_assets.packing import existing, fidelity
+from knonik_assets.packing.facts import choose_episodes, read_facts
+from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
+from knonik_assets.packing.publish import paths_of, publish
+from knonik_assets.packing.survey import survey
+from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
+from knonik_loader import access
+from knonik_loader.errors import ConfigError, PackError
+from knonik_loader.khlp.manifest import Manifest
+from knonik_loader.khlp.types import StorageProfile
+
+__all__ = ["REPORT", "pack"]
+
+REPORT = "pack_report.json"
+Task = TypeVar("Task")
+Value = TypeVar("Value")
+
+
+def pack(
+    input_dir: str | Path,
+    output_dir: str | Path,
+    dataset_name: str,
+    shard_size: int | None = None,
+    window_size: int = 64,
+    fps: float | None = None,
+    seed: int = 0,
+    pack_mode: PackMode = "shard_batch",
+    storage_profile: StorageProfile = "compact_video",
+    *,
+    workers: int | None = None,
+    engine: EngineName = "processes",
+    streams: Sequence[str] | None = None,
+    episodes: Sequence[str] | None = None,
+    exclude: Mapping[str, str] | Sequence[str] | None = None,
+    split: Mapping[str, float] | str | None = None,
+    resize: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+    codec: str | None = None,
+    quality: int | None = None,
+    gop: int | None = None,
+    chroma: str | None = None,
+    overwrite: bool = False,
+    ray_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Pack ingested episodes. Unchanged input and options do nothing, a killed run goes on where it stopped.
+
+    Args:
+        input_dir: episodes, as ingest wrote them; never changed.
+        output_dir: where the manifest and the KHLP files go.
+        dataset_name: the dataset's name in the manifest.
+        shard_size: frames a shard at most; None: the hint of the episodes' preset, else 45.
+        window_size: shards a KHLP file.
+        fps: recorded, never resamples; None: the episodes' own.
+        seed: of the shards' order and of the splits.
+        pack_mode: ``shard_batch`` mixes the shards of all episodes, ``episode`` keeps episodes whole and in order.
+        storage_profile: ``compact_video``, ``training_fast`` or ``training_compressed``.
+        workers: files written at once; None: one a core.
+        engine: ``inline``, ``processes`` or ``ray``.
+        streams: only these, with or without ``rgb_`` / ``depth_``.
+        episodes: only these directories.
+        exclude: all but these directories; as a dict, with the reasons.
+        split: fractions by name, such as ``{"train": 0.9, "val": 0.1}``.
+        resize: colour stream → (height, width), by area.
+        codec: of ``compact_video``: ``h264``, ``vp9`` or ``av1``.
+        quality: JPEG quality, or the CRF of ``compact_video``.
+        gop: frames from one keyframe to the next.
+        chroma: ``420`` or ``444``.
+        overwrite: write a new generation beside the old one when anything changed.
+        ray_options: for engine ``ray``, see `knonik_assets.engine.map_tasks`.
+        progress: is told how far the run is.
+
+    Returns:
+        The paths written, the manifest first, then the index and the KHLP files.
+
+    Warns:
+        UserWarning: what was packed is odd: another rate than the clocks, empty splits, values that are not finite.
+
+    Raises:
+        ConfigError: a mistake in the call; the output is untouched.
+        PackError: the episodes don't agree, or another dataset stands in ``output_dir``.
+        EpisodeError: an episode is damaged.
+        StorageError: the disk stands in the way, or another run is writing there.
+        LoginRequired: an issuer is configured and there is no valid token.
+    """
+    access.require("ingest")
+    given = {name: value for name, value in locals().items() if name in PackOptions.model_fields}
+    options = validate(PackOptions, given, "pack options")
+    check_call(engine, workers, ray_options=ray_options)
+    source, out = _local(input_dir, "input_dir"), _local(output_dir, "output_dir")
+    if source.resolve() == out.resolve():
+        raise ConfigError(f"output_dir and input_dir are the same directory {out}; pack never writes into episodes.")
+    began = time.monotonic()
+    plan = make_plan([read_facts(path) for path in choose_episodes(source, options.episodes, options.exclude)], options)
+    run = _Run(source, out, plan, engine, workers, ray_options, progress)
+    with OutputLock(out):
+        manifest = run.unchanged(overwrite=overwrite) or run.write(began)
+    for text in run.warnings:
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return paths_of(out, manifest)
+
+
+def _local(path: str | Path, name: str) -> Path:
+    if "://" in str(path):
+        raise ConfigError(f"{name} {path}: packing works on local disks only in this version.")
+    return Path(path).expanduser()
+
+
+class _Run:
+    """One pack, holding the lock on its output."""
+
+    def __init__(
+        self,
+        source: Path,
+        out: Path,
+        plan: PackPlan,
+        engine: EngineName,
+        workers: int | None,
+        ray_options: Mapping[str, Any] | None,
+        progress: Progress | None,
+    ) -> None:
+        self.source, self.out, self.plan = source, out, plan
+        self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
+        self.current: existing.Standing | None = None
+        self.warnings: list[str] = list(plan.warnings)
+
+    def unchanged(self, *, overwrite: bool) -> Manifest | None:
+        """The dataset that stands there, when it is exactly what was asked for; None when there is work to do.
+
+        Raises:
+            PackError: another dataset stands there and it may not be replaced.
+        """
+        self.current = existing.standing(self.out)
+        if self.current is None:
+            return None
+        same = self.current.manifest.pack_fingerprint == self.plan.fingerprint
+        if same and not self.current.damage:
+            return self.current.manifest
+        if not overwrite:
+            what = "; ".join(self.current.damage) if same else existing.changes(self.current, self.out, self.plan)
+            raise PackError(
+                f"{self.out} holds a packed dataset already, and this one would differ: {what}. "
+                "Say --overwrite (overwrite=True) for a new generation beside it, or name another directory."
+            )
+        return None
+
+    def write(self, began: float) -> Manifest:
+        """Write files, index and manifest."""
+        generation = existing.next_generation(self.out, self.current, self.plan)
+        folder = existing.folder_of(self.out, generation)
+        with storage_errors("write to", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        existing.sweep([self.out, folder])
+        self._clear(folder)
+        found = survey(self.source, self.plan)
+        self.warnings += found.warnings
+        results = self._map(
+            write_file,
+            [self._task(file, folder) for file in self.plan.files],
+            [f"{file.name}: {sum(shard.frames for shard in file.shards)} frames" for file in self.plan.files],
+            "files",
+        )
+        samples = fidelity.tasks(self.plan, self.source, folder)
+        measured = self._map(fidelity.compare, samples, [task.episode.name for task in samples], "episodes to compare")
+        psnr = fidelity.worst(self.plan.streams, measured)
+        manifest = publish(self.out, generation, self.plan, found, [result.summary for result in results], psnr)
+        self._report(manifest, results, time.monotonic() - began)
+        return manifest
+
+    def _clear(self, folder: Path) -> None:
+        """Make room where a killed run with other options left files; what may be somebody's dataset is not touched."""
+        strangers = existing.leftovers(folder, self.plan)
+        if strangers and folder == self.out:
+            names = ", ".join(path.name for path in strangers[:3])
+            raise PackError(
+                f"{folder} holds KHLP files that no manifest names and that this pack would not write ({names}; "
+                f"{len(strangers)} in all), probably of a run that was killed; remove them, or name another directory."
+            )
+        for path in strangers:  # a generation's folder is ours alone, and nothing names these files
+            with storage_errors("remove", path):
+                path.unlink()
+
+    def _task(self, file: FilePlan, folder: Path) -> FileTask:
+        episodes = self.plan.episodes
+        return FileTask(
+            input_dir=self.source,
+            target=folder / file.name,
+            profile=self.plan.options.storage_profile,
+            streams=self.plan.streams,
+            hlp_id=file.hlp_id,
+            shards=tuple(
+                TaskShard(
+                    episodes[shard.episode].episode_id,
+                    episodes[shard.episode].source_id,
+                    episodes[shard.episode].digest,
+                    shard.first_frame,
+                    shard.frames,
+                )
+                for shard in file.shards
+            ),
+            reencode=reencodes(self.plan.options),
+        )
+
+    def _map(self, fn: Callable[[Task], Value], tasks: Sequence[Task], names: Sequence[str], what: str) -> list[Value]:
+        """Results in the tasks' order; the first failure ends the run."""
+        values: dict[int, Value] = {}
+        outcomes = map_tasks(fn, tasks, engine=self.engine, workers=self.workers, ray_options=self.ray_options)
+        try:
+            if self.progress is not None:
+                self.progress.begin(len(tasks), what)
+            with closing(outcomes):
+                for outcome in outcomes:
+                    if outcome.error is not None or outcome.value is None:
+                        raise outcome.error or PackError(f"{names[outcome.index]} gave nothing back.")
+                    values[outcome.index] = outcome.value
+                    if self.progress is not None:
+                        self.progress.advance(names[outcome.index])
+        finally:
+            if self.progress is not None:
+                self.progress.end()
+        return [values[index] for index in range(len(tasks))]
+
+    def _report(self, manifest: Manifest, results: Iterable[FileResult], seconds: float) -> None:
+        """What the run did; the only file that holds durations."""
+        files = list(results)
+        size = sum(result.summary.bytes for result in files)
+        write_json(
+            self.out / REPORT,
+            {
+                "dataset": manifest.dataset,
+                "generation": manifest.generation,
+                "storage_profile": manifest.storage_profile,
+                "episodes": manifest.num_episodes,
+                "frames": manifest.num_frames,
+                "bytes": size,
+                "files_written": sum(not result.reused for result in files),
+                "files_reused": sum(result.reused for result in files),
+                "psnr_y": {stream.name: stream.psnr_y for stream in manifest.streams if stream.psnr_y is not None},
+                "excluded": dict(self.plan.options.exclude),
+                "seconds": round(seconds, 3),
+                "frames_per_second": round(manifest.num_frames / seconds, 1) if seconds else None,
+                "warnings": self.warnings,
+            },
+        )

@@ -1,0 +1,185 @@
+"""What is in an output directory already: the dataset that stands there, and what killed runs left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.packing.plan import PackPlan
+from knonik_assets.packing.stored import stored_id
+from knonik_loader.errors import FormatError, PackError
+from knonik_loader.khlp.index import DatasetIndex
+from knonik_loader.khlp.manifest import MANIFEST_NAME, Manifest
+from knonik_loader.khlp.writer import PARTIAL_SUFFIX
+
+__all__ = [
+    "Standing",
+    "changes",
+    "folder_of",
+    "leftovers",
+    "manifest_name",
+    "next_generation",
+    "read_manifest",
+    "standing",
+    "sweep",
+]
+
+_GENERATION = re.compile(r"hlp_manifest\.([1-9][0-9]*)\.json")
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The newest dataset of a directory."""
+
+    manifest: Manifest
+    damage: tuple[str, ...]
+    """Files that it names and that are missing or of another size."""
+
+
+def manifest_name(generation: int) -> str:
+    """The file name under which a generation's manifest is kept beside the current one."""
+    return f"hlp_manifest.{generation}.json"
+
+
+def folder_of(out: Path, generation: int) -> Path:
+    """Where the files of a generation are."""
+    return out if generation == 1 else out / f"gen_{generation:04d}"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        FormatError: it is none.
+        StorageError: it cannot be read.
+    """
+    with storage_errors("read", path):
+        text = path.read_bytes()
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise FormatError(f"{path} is no manifest of this version: {place}: {first['msg']}.") from error
+
+
+def standing(out: Path) -> Standing | None:
+    """The dataset that ``hlp_manifest.json`` names; None where there is none.
+
+    Raises:
+        PackError: there is a manifest that cannot be understood, so that nothing can be said of what is there.
+    """
+    path = out / MANIFEST_NAME
+    if not path.exists():
+        return None
+    try:
+        manifest = read_manifest(path)
+    except FormatError as error:
+        raise PackError(f"{error} Remove what is in {out}, or pack into another directory.") from error
+    files = [(entry.uri, entry.bytes) for entry in (*manifest.hlps, manifest.index)]
+    damage = tuple(text for uri, size in files if (text := _missing(out / uri, size)))
+    return Standing(manifest, damage)
+
+
+def _missing(path: Path, size: int) -> str:
+    if not path.is_file():
+        return f"{path} is missing"
+    found = path.stat().st_size
+    return "" if found == size else f"{path} has {found} bytes instead of {size}"
+
+
+def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
+    """The number of the generation to write.
+
+    A run that was killed just before the end may have left its generation's manifest without making it the current
+    one: with the same plan it is written again under the same number.
+    """
+    if current is not None:
+        return current.manifest.generation + 1
+    kept = [int(match[1]) for path in out.glob("hlp_manifest.*.json") if (match := _GENERATION.fullmatch(path.name))]
+    if not kept:
+        return 1
+    try:
+        newest = read_manifest(out / manifest_name(max(kept)))
+    except FormatError:
+        return max(kept) + 1
+    return max(kept) + (newest.pack_fingerprint != plan.fingerprint)
+
+
+def changes(current: Standing, out: Path, plan: PackPlan) -> str:
+    """What differs between the dataset that stands there and the plan, in a few words."""
+    old, options = current.manifest, plan.options
+    pairs = [
+        ("dataset-name", old.dataset, options.dataset_name),
+        ("storage-profile", old.storage_profile, options.storage_profile),
+        ("shard-size", old.shard_size, plan.shard_size),
+        ("window-size", old.window_size, options.window_size),
+        ("fps", f"{old.fps:g}", f"{plan.fps:g}"),
+        ("pack-mode", old.pack_mode, options.pack_mode),
+        ("seed", old.seed, options.seed),
+        ("split", _json(old.splits), _json(options.split)),
+    ]
+    found = [f"{name} {was} -> {now}" for name, was, now in pairs if was != now]
+    found += _stream_changes(old, plan)
+    try:
+        with storage_errors("read", out / old.index.uri):
+            index = DatasetIndex.from_bytes((out / old.index.uri).read_bytes(), old.index.uri)
+    except (FormatError, OSError):
+        return "; ".join([*found, "its index cannot be read"])
+    was = {
+        name: digest.tobytes() for name, digest in zip(index.episodes.episode_id, index.episodes.digest, strict=True)
+    }
+    now = {episode.episode_id: episode.digest for episode in plan.episodes}
+    for word, names in (
+        ("new", [name for name in now if name not in was]),
+        ("gone", [name for name in was if name not in now]),
+        ("changed", [name for name in now if name in was and was[name] != now[name]]),
+    ):
+        if names:
+            found.append(f"{len(names)} {word} episodes ({_some(names)})")
+    return "; ".join(found) or "the packer's own version, or how JPEGs pass"
+
+
+def _stream_changes(old: Manifest, plan: PackPlan) -> Iterator[str]:
+    was = {entry.info().key: entry.info() for entry in old.streams}
+    now = {stream.key: stream for stream in plan.streams}
+    for key in sorted(was.keys() | now.keys()):
+        if key not in now:
+            yield f"stream {key} gone"
+        elif key not in was:
+            yield f"stream {key} new"
+        elif was[key].shape != now[key].shape:
+            yield f"{key} {was[key].shape} -> {now[key].shape}"
+        elif was[key].params != now[key].params or was[key].channel_names != now[key].channel_names:
+            yield f"{key} {_json(was[key].params)} -> {_json(now[key].params)}"
+
+
+def leftovers(folder: Path, plan: PackPlan) -> list[Path]:
+    """KHLP files in a folder without a finished dataset that are not of this plan."""
+    planned = {file.name: file.hlp_id for file in plan.files}
+    return sorted(
+        path for path in folder.glob("hlp_*.khlp") if path.name not in planned or stored_id(path) != planned[path.name]
+    )
+
+
+def sweep(folders: Iterable[Path]) -> None:
+    """Remove half-written files of runs that died; the caller holds the directory's lock."""
+    for folder in folders:
+        for path in folder.glob(f".hlp_*{PARTIAL_SUFFIX}"):
+            with storage_errors("remove", path):
+                path.unlink(missing_ok=True)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,153 @@
+"""What packing needs to know of each episode, read from its metadata without touching its frames."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from knonik_assets.configs.validation import unknown
+from knonik_assets.episodes.metadata import EpisodeMetadata
+from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+from knonik_loader.errors import ConfigError, EpisodeError, PackError
+from knonik_loader.khlp.types import StreamKind, batch_key
+
+__all__ = ["EpisodeFacts", "StreamFacts", "choose_episodes", "read_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """One stream of one episode."""
+
+    kind: StreamKind
+    name: str
+    shape: tuple[int, ...]
+    """Of one frame: (H, W, 3), (H, W) or (D,)."""
+    channel_names: tuple[str, ...] | None = None
+    quantization_mm: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The stream's key in a batch."""
+        return batch_key(self.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """One episode."""
+
+    episode_id: str
+    source_id: str
+    length: int
+    """Frames."""
+    fps: float
+    measured_fps: float | None
+    """By the episode's clock; None for episodes too short to say."""
+    digest: bytes
+    """32 bytes over its metadata (which holds the digest of every file) and its instruction."""
+    config_fingerprint: str
+    instruction: str
+    shard_size: int | None
+    """The hint of the preset that the episode was written with."""
+    streams: Mapping[str, StreamFacts]
+    """By batch key."""
+
+
+def choose_episodes(input_dir: Path, only: Sequence[str] | None, exclude: Mapping[str, str]) -> list[Path]:
+    """Directories of the episodes to pack, in natural order.
+
+    Raises:
+        ConfigError: there is no such directory, or an episode is named that it doesn't have.
+        PackError: nothing is left to pack.
+    """
+    if not input_dir.is_dir():
+        raise ConfigError(f"There is no directory {input_dir} to pack; name the output directory of an ingest.")
+    found = {path.name: path for path in list_episodes(input_dir)}
+    if not found:
+        raise PackError(f"No ingested episode in {input_dir}: name a directory that holds episode_*/metadata.json.")
+    for option, names in (("episodes", only or ()), ("exclude", exclude)):
+        for name in names:
+            if name not in found:
+                raise ConfigError(f"{option}: {unknown(name, found, 'episode')} Episodes are those of {input_dir}.")
+    chosen = [path for name, path in found.items() if (only is None or name in only) and name not in exclude]
+    if not chosen:
+        raise PackError(f"Every episode of {input_dir} is excluded; nothing is left to pack.")
+    return chosen
+
+
+def read_facts(path: Path) -> EpisodeFacts:
+    """Facts of one episode.
+
+    Raises:
+        EpisodeError: metadata is missing or invalid, a file is missing or has another size, or there is no frame.
+    """
+    reader = EpisodeReader(path)
+    metadata = reader.metadata
+    _check_files(path, metadata)
+    if metadata.episode_length < 1:
+        raise EpisodeError(f"{path}: the episode has no frame; leave it out with --exclude {path.name}.")
+    language = reader.language()
+    instruction = language.instruction if language else ""
+    content = json.dumps(metadata.model_dump(mode="json"), sort_keys=True, ensure_ascii=True)
+    span = metadata.end_time - metadata.start_time
+    return EpisodeFacts(
+        episode_id=path.name,
+        source_id=metadata.source_id,
+        length=metadata.episode_length,
+        fps=float(metadata.fps),
+        measured_fps=(metadata.episode_length - 1) / span if span > 0 else None,
+        digest=hashlib.sha256(f"{content}\0{instruction}".encode()).digest(),
+        config_fingerprint=metadata.config_fingerprint,
+        instruction=instruction,
+        shard_size=_shard_size_hint(metadata),
+        streams=_streams(reader),
+    )
+
+
+def _check_files(path: Path, metadata: EpisodeMetadata) -> None:
+    """Sizes only: content is read, and judged, when it is packed. Annotations may be edited after ingest."""
+    for name, entry in metadata.files.items():
+        if name.startswith("annotations/"):
+            continue
+        file = path / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != entry.bytes:
+            what = "is missing" if size is None else f"has {size} bytes, not the {entry.bytes} it was written with"
+            raise EpisodeError(f"{file} {what}; ingest again, or leave the episode out with --exclude {path.name}.")
+
+
+def _shard_size_hint(metadata: EpisodeMetadata) -> int | None:
+    hints = {
+        params["shard_size"]
+        for name, params in metadata.stream_params.items()
+        if name.startswith("rgb_") and isinstance(params.get("shard_size"), int)
+    }
+    return min(hints) if hints else None
+
+
+def _streams(reader: EpisodeReader) -> dict[str, StreamFacts]:
+    metadata = reader.metadata
+    found: list[StreamFacts] = []
+    for name in metadata.rgb_streams:
+        info = reader.rgb_info(name)
+        found.append(StreamFacts("rgb", name, (info.height, info.width, 3)))
+    for name in metadata.depth_streams:
+        shape = tuple(int(size) for size in reader.depth_shape(name))
+        found.append(StreamFacts("depth", name, shape, quantization_mm=float(reader.depth_quantization_mm(name))))
+    for name in metadata.numeric_streams:
+        labels = metadata.channel_names.get(name)
+        dim = _numeric_dim(reader, name)
+        found.append(StreamFacts("numeric", name, (dim,), channel_names=tuple(labels) if labels else None))
+    streams = {stream.key: stream for stream in found}
+    if len(streams) < len(found):
+        raise EpisodeError(
+            f"{reader.path}: two streams would have one key in a batch; rename one in the ingest config."
+        )
+    return streams
+
+
+def _numeric_dim(reader: EpisodeReader, name: str) -> int:
+    dim = reader.metadata.stream_params.get(name, {}).get("dim")
+    return int(dim) if dim is not None else int(reader.numeric(name).shape[1])

@@ -1,0 +1,130 @@
+"""Putting a packed dataset in place: files first, then the index, then the manifest, each whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from crc32c import crc32c
+
+from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.packing.existing import folder_of, manifest_name
+from knonik_assets.packing.plan import PackPlan
+from knonik_assets.packing.survey import Survey, build_index
+from knonik_loader.errors import StorageError
+from knonik_loader.khlp.index import INDEX_NAME
+from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, IndexEntry, Manifest, StreamEntry
+from knonik_loader.khlp.writer import PARTIAL_SUFFIX, HlpSummary
+
+__all__ = ["paths_of", "publish", "write_atomically"]
+
+
+def publish(
+    out: Path,
+    generation: int,
+    plan: PackPlan,
+    found: Survey,
+    files: Sequence[HlpSummary],
+    psnr: Mapping[str, float],
+) -> Manifest:
+    """Write index and manifest of files that are already there.
+
+    Args:
+        out: the output directory.
+        generation: number of the generation.
+        plan: what was packed.
+        found: clocks and statistics.
+        files: what was written, in the plan's order.
+        psnr: worst luma PSNR by batch key, of streams that are not lossless.
+
+    Raises:
+        StorageError: the disk stands in the way; the dataset that was current before still is.
+    """
+    folder = folder_of(out, generation)
+    index = build_index(plan, found).to_bytes()
+    write_atomically(folder / INDEX_NAME, index)
+    prefix = "" if folder == out else f"{folder.name}/"
+    options = plan.options
+    manifest = Manifest(
+        dataset=options.dataset_name,
+        generation=generation,
+        storage_profile=options.storage_profile,
+        pack_mode=options.pack_mode,
+        shard_size=plan.shard_size,
+        window_size=options.window_size,
+        fps=plan.fps,
+        seed=options.seed,
+        num_hlps=len(plan.files),
+        num_episodes=len(plan.episodes),
+        num_shards=plan.num_shards,
+        num_frames=plan.num_frames,
+        streams=[_entry(plan, number, psnr) for number in range(len(plan.streams))],
+        splits=options.split,
+        stats=dict(found.stats),
+        source_config_fingerprint=plan.source_config_fingerprint,
+        pack_fingerprint=plan.fingerprint,
+        index=IndexEntry(uri=f"{prefix}{INDEX_NAME}", bytes=len(index), crc32c=crc32c(index)),
+        hlps=[
+            HlpEntry(
+                uri=f"{prefix}{file.name}",
+                bytes=summary.bytes,
+                crc32c=summary.crc32c,
+                num_shards=summary.num_shards,
+                metadata_offset=summary.metadata_offset,
+            )
+            for file, summary in zip(plan.files, files, strict=True)
+        ],
+    )
+    text = manifest.to_json().encode()
+    # The generation's own copy first: from the moment the manifest is current, every trace of the generation is there.
+    write_atomically(out / manifest_name(generation), text)
+    write_atomically(out / MANIFEST_NAME, text)
+    return manifest
+
+
+def _entry(plan: PackPlan, number: int, psnr: Mapping[str, float]) -> StreamEntry:
+    stream = plan.streams[number]
+    return StreamEntry(
+        stream_id=stream.stream_id,
+        kind=stream.kind,
+        name=stream.name,
+        codec=stream.codec,
+        shape=stream.shape,
+        dtype=stream.dtype,
+        fps=stream.fps,
+        channel_names=stream.channel_names,
+        params=dict(stream.params),
+        psnr_y=psnr.get(stream.key),
+    )
+
+
+def paths_of(out: Path, manifest: Manifest) -> list[Path]:
+    """The files of a dataset, the current manifest first."""
+    return [out / MANIFEST_NAME, out / manifest.index.uri, *(out / entry.uri for entry in manifest.hlps)]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by one rename, so that a reader sees the old or the new one, whole, whatever happens.
+
+    Raises:
+        StorageError: the disk stands in the way; what was there before still is.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    try:
+        with storage_errors("write", path):
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    except StorageError:
+        with suppress(OSError):
+            partial.unlink()
+        raise

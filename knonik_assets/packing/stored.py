@@ -1,0 +1,146 @@
+"""Packed files on a local disk: opening, checking whole, and reading single frames back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from knonik_assets.episodes.storing import storage_errors
+from knonik_loader.errors import FormatError
+from knonik_loader.khlp.codecs import dependency_of, make_codec
+from knonik_loader.khlp.layout import HEADER_SIZE, KHLP, check_header
+from knonik_loader.khlp.planning import closure
+from knonik_loader.khlp.reader import HlpIndex, check_payload, open_index
+from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.khlp.writer import HlpSummary
+
+__all__ = ["PackedFile", "check_whole", "crc_of_file", "open_packed", "stored_id", "stream_bytes"]
+
+_BLOCK = 1 << 22
+
+
+class PackedFile:
+    """An open KHLP file; use `open_packed`."""
+
+    def __init__(self, file: BinaryIO, path: Path, metadata_offset: int | None = None) -> None:
+        self._file = file
+        self.path = path
+        self.index: HlpIndex = open_index(self.read, path.stat().st_size, metadata_offset, str(path))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes of a range; fewer where the file ends."""
+        self._file.seek(offset)
+        return self._file.read(length)
+
+    def frames(self, shard: int, stream: StreamInfo, rows: Sequence[int]) -> dict[int, npt.NDArray[Any]]:
+        """Decoded frames (numeric: rows) of one shard, by row, every payload checked.
+
+        Raises:
+            ChecksumError: a payload is damaged.
+            DecodeError: a payload does not decode.
+        """
+        table = self.index.records(shard, stream.stream_id)
+        codec = make_codec(stream)
+        out = {row: np.empty(stream.shape, stream.dtype) for row in rows}
+        if stream.kind == "numeric":
+            codec.decode({0: memoryview(self._payload(shard, stream, 0))}, rows, out)
+            return out
+        for group in closure(table, dependency_of(stream.codec), rows):
+            records = {int(row): memoryview(self._payload(shard, stream, int(row))) for row in group.rows}
+            wanted = [int(row) for row in group.wanted]
+            codec.decode(records, wanted, {row: out[row] for row in wanted})
+        return out
+
+    def check_payloads(self) -> Iterator[str]:
+        """Every payload that differs from its checksum, in words."""
+        for shard in range(self.index.num_shards):
+            for stream in self.index.streams:
+                for row in range(len(self.index.records(shard, stream.stream_id))):
+                    try:
+                        self._payload(shard, stream, row)
+                    except FormatError as error:
+                        yield str(error)
+
+    def _payload(self, shard: int, stream: StreamInfo, row: int) -> bytes:
+        table = self.index.records(shard, stream.stream_id)
+        size = int(table.sizes[row])
+        data = self.read(int(table.offsets[row]), size)
+        entry = self.index.shard(shard)
+        check_payload(
+            data,
+            size,
+            int(table.crcs[row]),
+            f"{self.path}: shard {shard} ({entry.episode_id}), stream {stream.key!r}, "
+            f"frame {entry.first_frame + (0 if stream.kind == 'numeric' else row)}",
+        )
+        return data
+
+
+@contextmanager
+def open_packed(path: Path, metadata_offset: int | None = None) -> Iterator[PackedFile]:
+    """Open a KHLP file.
+
+    Raises:
+        FormatError: it is none, or is damaged.
+        StorageError: it cannot be read.
+    """
+    with storage_errors("read", path), path.open("rb") as file:
+        yield PackedFile(file, path, metadata_offset)
+
+
+def stored_id(path: Path) -> bytes | None:
+    """The id in a file's header; None where there is no such file or it is no KHLP file.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    if not path.is_file():
+        return None
+    with storage_errors("read", path), path.open("rb") as file:
+        try:
+            return check_header(KHLP, file.read(HEADER_SIZE), str(path))
+        except FormatError:
+            return None
+
+
+def check_whole(path: Path) -> HlpSummary | None:
+    """What the manifest says of a file whose every payload was found undamaged; None where one was not.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        with open_packed(path) as packed:
+            if any(True for _ in packed.check_payloads()):
+                return None
+            index = packed.index
+    except FormatError:
+        return None
+    return HlpSummary(index.file_length, crc_of_file(path), index.num_shards, index.metadata_offset, index.num_frames)
+
+
+def crc_of_file(path: Path) -> int:
+    """The crc32c of a whole file, read block by block.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    value = 0
+    with storage_errors("read", path), path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            value = crc32c(block, value)
+    return value
+
+
+def stream_bytes(index: HlpIndex) -> Mapping[str, int]:
+    """Payload bytes of each stream, by batch key."""
+    return {
+        stream.key: sum(int(index.records(shard, stream.stream_id).sizes.sum()) for shard in range(index.num_shards))
+        for stream in index.streams
+    }
