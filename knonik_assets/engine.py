@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from knonik_loader.errors import ConfigError, EpisodeError, KnonikError
 
-__all__ = ["EngineName", "Outcome", "default_workers", "map_tasks"]
+__all__ = ["EngineName", "Outcome", "check_call", "default_workers", "map_tasks"]
 
 EngineName = Literal["inline", "processes", "ray"]
 Item = TypeVar("Item")
@@ -128,6 +128,18 @@ def map_tasks(
         ConfigError: no such engine, ``workers`` or ``attempts`` below 1, or Ray is not installed.
     """
     todo = list(items)
+    check_call(engine, workers, attempts, ray_options)
+    return _run(fn, todo, engine, workers, attempts, ray_options or {})
+
+
+def check_call(
+    engine: str, workers: int | None = None, attempts: int = 2, ray_options: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse what `map_tasks` would refuse, without starting anything.
+
+    Raises:
+        ConfigError: see `map_tasks`.
+    """
     for name, value in (("workers", workers), ("attempts", attempts)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}.")
@@ -137,7 +149,6 @@ def map_tasks(
         raise ConfigError(f"ray options are for engine ray only, not {engine}; remove them.")
     if engine == "ray":
         _import_ray()
-    return _run(fn, todo, engine, workers, attempts, ray_options or {})
 
 
 def _run(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from knonik_loader.errors import ConfigError
+from knonik_loader.errors import ConfigError, StorageError
 
-__all__ = ["load_document", "load_yaml", "parse_yaml", "plain"]
+__all__ = ["load_document", "load_yaml", "parse_json", "parse_yaml", "plain", "write_json"]
 
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
 
@@ -155,3 +156,29 @@ def plain(value: Any, where: str, place: str = "") -> Any:  # noqa: ANN401 - any
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain(entry, where, f"{place}[{index}]") for index, entry in enumerate(value)]
     raise ConfigError(f"{where}: {at}a {type(value).__name__} cannot stand in a config; use text, numbers or lists.")
+
+
+def write_json(path: Path, value: Any) -> Path:  # noqa: ANN401 - any document
+    """Write a JSON document whole or not at all: beside its place, synced, then renamed over it.
+
+    Raises:
+        StorageError: the disk refuses; what stood there before still does.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
+    return path

@@ -1,0 +1,295 @@
+"""Ingest: a raw dataset in, a directory of episodes out, incrementally and one run at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from knonik_assets.configs.dataset import CONFIG, build_dataset_config, write_dataset_config
+from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.configs.load import config_fingerprint, load_ingest_config
+from knonik_assets.engine import EngineName, Outcome, check_call, default_workers, map_tasks
+from knonik_assets.episodes.metadata import check_extra
+from knonik_assets.episodes.storing import recover
+from knonik_assets.episodes.video import check_preset
+from knonik_assets.ingesting.fingerprints import FileDigests
+from knonik_assets.ingesting.lock import OutputLock
+from knonik_assets.ingesting.numbering import assign_numbers, read_numbers
+from knonik_assets.ingesting.one_episode import EpisodeResult, EpisodeTask, ingest_episode
+from knonik_assets.ingesting.planning import Planned, departed, plan, remove
+from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
+from knonik_assets.ingesting.report import EpisodeOutcome, IngestReport
+from knonik_assets.sources.base import EpisodeRef, Source
+from knonik_assets.sources.registry import open_source
+from knonik_loader import access
+from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceError, StorageError
+
+__all__ = ["run"]
+
+_PROBED = 3
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | IngestConfig,
+    input: str | Path | None = None,
+    output: str | Path | None = None,
+    force_config: bool = False,
+    workers: int | None = None,
+    engine: EngineName = "processes",
+    fail_fast: bool = False,
+    prune: bool = False,
+    *,
+    dataset_config: bool = True,
+    ray_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> IngestReport:
+    """Ingest a raw dataset. Unchanged episodes are skipped, changed ones replaced, a killed run goes on.
+
+    Args:
+        config: path of an ingest config (JSON or YAML), or what one would hold.
+        input: the raw dataset; wins over the config's ``data_dir``.
+        output: where the episode directories go.
+        force_config: write the dataset config anew where there is one.
+        workers: cores to use; None: all that this process may use.
+        engine: ``inline``, ``processes`` or ``ray``.
+        fail_fast: stop at the first episode that fails.
+        prune: remove episodes whose source is gone.
+        dataset_config: write the dataset config at all.
+        ray_options: for engine ``ray``, see `knonik_assets.engine.map_tasks`.
+        progress: is told how far the run is.
+
+    Returns:
+        What became of every episode; also in ``ingest_report.json``. Failures of single episodes are in there.
+
+    Raises:
+        ConfigError: a mistake in the config or the call; the output is untouched.
+        SourceError: the raw dataset cannot be read, or lacks what the layout names; the output is untouched.
+        EpisodeError: not a single episode could be ingested.
+        StorageError: the output cannot be written, is full, or another run is writing it.
+        LoginRequired: an issuer is configured and there is no valid token.
+    """
+    access.require("ingest")
+    settings = load_ingest_config(config)
+    check_call(engine, workers, ray_options=ray_options)
+    check_preset(settings.preset)
+    check_extra({key: value for key, value in settings.metadata.items() if key not in ("dataset", "robot_type")})
+    if prune and settings.dir_type == "npy_separate":
+        raise ConfigError("prune would remove all episodes but this one: a staging directory is one episode.")
+    root, out = _root(settings, input), _output(output)
+    if "://" not in root and Path(root).resolve() == out.resolve():
+        raise ConfigError(f"output and input are the same directory {out}; ingest never writes into raw data.")
+    source = open_source(settings, root)
+    refs = source.episodes()
+    _check_unique(refs, root)
+    _probe(source, refs)
+    with OutputLock(out):
+        task = _Run(settings, root, out, source, refs, engine, workers, ray_options, progress)
+        return task.go(fail_fast=fail_fast, prune=prune, force_config=force_config, dataset_config=dataset_config)
+
+
+def _root(settings: IngestConfig, given: str | Path | None) -> str:
+    root = str(given if given is not None else settings.data_dir or "")
+    if not root and settings.dir_type == "npy_separate":
+        root = "."  # its streams block says where everything is
+    if not root:
+        raise ConfigError("no raw dataset is named: say --input (input=), or data_dir in the config.")
+    return root if "://" in root else str(Path(root).expanduser())
+
+
+def _output(given: str | Path | None) -> Path:
+    if given is None or not str(given):
+        raise ConfigError("no output directory is named: say --output (output=).")
+    if "://" in str(given):
+        raise ConfigError(f"{given}: episodes are written to local disks only in this version.")
+    return Path(given).expanduser()
+
+
+def _check_unique(refs: Sequence[EpisodeRef], root: str) -> None:
+    seen: set[str] = set()
+    for ref in refs:
+        if ref.source_id in seen:
+            raise SourceError(f"{root}: two episodes are called {ref.source_id!r}; rename one.")
+        seen.add(ref.source_id)
+    if not refs:
+        raise SourceError(f"{root}: no episode is in it.")
+
+
+def _probe(source: Source, refs: Sequence[EpisodeRef]) -> None:
+    """Open one of the first episodes, so that a mistaken layout is told of before any output is touched."""
+    for ref in refs[:_PROBED]:
+        with suppress(EpisodeError):
+            with source.open(ref):
+                pass
+            return
+
+
+class _Run:
+    """One run, holding the lock on OUT."""
+
+    def __init__(
+        self,
+        settings: IngestConfig,
+        root: str,
+        out: Path,
+        source: Source,
+        refs: Sequence[EpisodeRef],
+        engine: EngineName,
+        workers: int | None,
+        ray_options: Mapping[str, Any] | None,
+        progress: Progress | None,
+    ) -> None:
+        self.settings, self.root, self.out, self.source, self.refs = settings, root, out, source, refs
+        self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
+        self.fingerprint = config_fingerprint(settings)
+        self.digests = FileDigests(out / ".knonik" / "fingerprints.json")
+        self.report = IngestReport(
+            output=str(out), source_format=source.format, config_fingerprint=self.fingerprint, warnings=source.warnings
+        )
+
+    def go(self, *, fail_fast: bool, prune: bool, force_config: bool, dataset_config: bool) -> IngestReport:
+        started = time.perf_counter()
+        self._warn(*(f"{knob} has no effect with {self._codec}" for knob in self.settings.preset.inactive()))
+        self._warn(*(f"{name} was put back from an interrupted replacement" for name in recover(self.out)))
+        clear_counts(self.out)
+        numbers = read_numbers(self.out)
+        wanted = self.refs[: self.settings.episode_limit]
+        numbers = assign_numbers(self.out, [ref.source_id for ref in wanted], numbers)
+        self._depart(numbers, prune=prune)
+        planned = plan(self.source, wanted, self.out, numbers, self.fingerprint, self.digests)
+        try:
+            self._work(planned, fail_fast=fail_fast)
+        except StorageError:
+            with suppress(StorageError):  # the disk that refused an episode may well refuse the report
+                recover(self.out)
+                self._finish(planned, started)
+            raise
+        if dataset_config and (self.report.written or self.report.skipped):
+            self._dataset_config(force=force_config)
+        self._finish(planned, started)
+        self.digests.save()
+        if not self.report.written and not self.report.skipped:
+            raise EpisodeError(self._nothing())
+        return self.report
+
+    @property
+    def _codec(self) -> str:
+        return f"codec {self.settings.preset.rgb.codec}"
+
+    def _warn(self, *warnings: str) -> None:
+        self.report.warnings = [*self.report.warnings, *warnings]
+
+    def _depart(self, numbers: Mapping[str, int], *, prune: bool) -> None:
+        if self.settings.dir_type == "npy_separate":
+            return  # every staging directory is a source of its own
+        gone = departed(self.out, {ref.source_id for ref in self.refs}, numbers)
+        if prune:
+            for episode_id in gone:
+                remove(self.out, episode_id)
+            self.report.pruned = gone
+        elif gone:
+            shown = ", ".join(gone[:5]) + (", …" if len(gone) > 5 else "")
+            self._warn(f"{len(gone)} episodes in the output are no longer in the source ({shown}); prune removes them")
+
+    def _work(self, planned: Sequence[Planned], *, fail_fast: bool) -> None:
+        todo = [one for one in planned if one.unchanged is None and one.error is None]
+        budget = self.workers or default_workers()
+        lanes = {"inline": 1, "processes": max(1, min(budget, len(todo))), "ray": budget}[self.engine]
+        threads = self.settings.preset.rgb.workers or max(1, budget // lanes)
+        tasks = [self._task(one, threads) for one in todo]
+        done = {one.episode_id: _settled(one) for one in planned if one.unchanged is not None or one.error is not None}
+        failed = any(outcome.status == "failed" for outcome in done.values())
+        results = map_tasks(
+            ingest_episode, tasks, engine=self.engine, workers=self.workers, ray_options=self.ray_options
+        )
+        try:
+            if self.progress is not None:
+                self.progress.begin(len(tasks), "episodes", progress_folder(self.out))
+            with closing(results):
+                while not (fail_fast and failed) and (result := next(results, None)) is not None:
+                    if isinstance(result.error, StorageError):
+                        raise result.error
+                    outcome = self._outcome(result)
+                    done[outcome.episode_id] = outcome
+                    failed |= outcome.status == "failed"
+                    if self.progress is not None:
+                        self.progress.advance(_in_words(outcome))
+        finally:
+            self.report.episodes = [done[one.episode_id] for one in planned if one.episode_id in done]
+            if self.progress is not None:
+                self.progress.end()
+
+    def _task(self, one: Planned, threads: int) -> EpisodeTask:
+        return EpisodeTask(
+            config=self.settings,
+            root=self.root,
+            out=str(self.out),
+            ref=one.ref,
+            episode_id=one.episode_id,
+            config_fingerprint=self.fingerprint,
+            fingerprint=one.fingerprint,
+            threads=threads,
+        )
+
+    def _outcome(self, result: Outcome[EpisodeTask, EpisodeResult]) -> EpisodeOutcome:
+        task = result.item
+        if result.value is not None:
+            self.digests.learn(result.value.digests)
+            outcome = result.value.outcome
+        else:
+            outcome = EpisodeOutcome(
+                episode_id=task.episode_id,
+                source_id=task.ref.source_id,
+                status="failed",
+                reason=str(result.error),
+                details=result.details,
+            )
+        if outcome.status != "written" and (self.out / task.episode_id).exists():
+            kept = f"{task.episode_id} as it was ingested before stays in the output"
+            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, kept]})
+        return outcome
+
+    def _dataset_config(self, *, force: bool) -> None:
+        if (self.out / CONFIG).exists() and not force:
+            return
+        try:
+            write_dataset_config(self.out, build_dataset_config(self.out))
+        except StorageError:
+            raise
+        except KnonikError as error:
+            self._warn(f"{CONFIG} was not written: {error}")
+
+    def _finish(self, planned: Sequence[Planned], started: float) -> None:
+        clear_counts(self.out)
+        reached = {outcome.episode_id for outcome in self.report.episodes}
+        self.report.not_reached = [one.episode_id for one in planned if one.episode_id not in reached]
+        self.report.seconds = round(time.perf_counter() - started, 3)
+        self.report.write(self.out)
+
+    def _nothing(self) -> str:
+        tried = len(self.report.episodes)
+        first = next((one for one in self.report.episodes if one.reason), None)
+        reason = f"; {first.source_id}: {first.reason}" if first is not None else ""
+        return f"no episode of {self.root} could be ingested ({tried} tried){reason}"
+
+
+def _settled(one: Planned) -> EpisodeOutcome:
+    """The outcome of an episode that needs no work, or that cannot be looked at."""
+    if one.unchanged is None:
+        return EpisodeOutcome(
+            episode_id=one.episode_id, source_id=one.ref.source_id, status="failed", reason=str(one.error)
+        )
+    return EpisodeOutcome(
+        episode_id=one.episode_id,
+        source_id=one.ref.source_id,
+        status="skipped",
+        frames=one.unchanged.episode_length,
+    )
+
+
+def _in_words(outcome: EpisodeOutcome) -> str:
+    if outcome.status == "written":
+        return f"{outcome.episode_id} written: {outcome.frames} frames in {outcome.seconds:.1f} s"
+    return f"{outcome.episode_id} {outcome.status}: {outcome.reason}"

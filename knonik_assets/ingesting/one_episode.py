@@ -1,0 +1,173 @@
+"""One episode from the source to its directory: what a worker does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata
+from knonik_assets.episodes.writer import EpisodeWriter
+from knonik_assets.ingesting.facts import Length, about, clock, common_length, language, nominal_fps
+from knonik_assets.ingesting.fingerprints import Entries, FileDigests
+from knonik_assets.ingesting.pictures import Pictures
+from knonik_assets.ingesting.progress import FrameCount, progress_folder
+from knonik_assets.ingesting.report import EpisodeOutcome
+from knonik_assets.sources.base import EpisodeRef, Source, SourceEpisode
+from knonik_assets.sources.registry import open_source
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError
+
+__all__ = ["EpisodeResult", "EpisodeTask", "ingest_episode"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTask:
+    """Everything that a worker needs to know; picklable."""
+
+    config: IngestConfig
+    root: str
+    out: str
+    ref: EpisodeRef
+    episode_id: str
+    config_fingerprint: str
+    fingerprint: str | None
+    """Of the source's episode, where the driver knows it already."""
+    threads: int
+    """Streams of pictures worked on at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What a worker gives back."""
+
+    outcome: EpisodeOutcome
+    digests: Entries = field(default_factory=dict)
+    """File digests for the driver's cache."""
+
+
+def ingest_episode(task: EpisodeTask) -> EpisodeResult:
+    """Read one episode and put its directory in place.
+
+    Raises:
+        EpisodeError, SourceError: this episode cannot be ingested; what OUT held of it before is still there.
+        StorageError: OUT cannot be written: the disk is full or refuses.
+    """
+    started = time.perf_counter()
+    digests = FileDigests()
+    with _foreign_errors(task):
+        source = open_source(task.config, task.root)
+        fingerprint = task.fingerprint or source.fingerprint(task.ref, digests)
+        with source.open(task.ref) as episode:
+            length = common_length(episode.streams, episode.facts.timestamps)
+            outcome = EpisodeOutcome(episode_id=task.episode_id, source_id=task.ref.source_id, status="empty")
+            if length.frames == 0:
+                what = f"{length.shortest} has no frames" if length.shortest else "it has no stream that can be read"
+                outcome = outcome.model_copy(update={"reason": f"nothing to write: {what}"})
+            else:
+                outcome = _write(task, source, fingerprint, episode, length)
+            warnings = [*episode.facts.warnings, *outcome.warnings]
+    seconds = round(time.perf_counter() - started, 3)
+    outcome = outcome.model_copy(update={"seconds": seconds, "warnings": list(dict.fromkeys(warnings))})
+    return EpisodeResult(outcome, digests.take_new())
+
+
+@contextmanager
+def _foreign_errors(task: EpisodeTask) -> Iterator[None]:
+    """Sort what libraries raise: a full disk stops the run, anything else is this episode's own trouble."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, EpisodeError) as error:
+        if getattr(error, "errno", None) in _FULL or _cause_is_full(error):
+            raise StorageError(f"cannot write to {task.out}: {os.strerror(errno.ENOSPC)}.") from error
+        if isinstance(error, KnonikError):
+            raise
+        raise EpisodeError(f"{error.filename or task.ref.source_id}: {error.strerror or error}.") from error
+
+
+def _cause_is_full(error: BaseException) -> bool:
+    cause = error.__cause__
+    return cause is not None and (getattr(cause, "errno", None) in _FULL or _cause_is_full(cause))
+
+
+def _write(
+    task: EpisodeTask, source: Source, fingerprint: str, episode: SourceEpisode, length: Length
+) -> EpisodeOutcome:
+    config, facts = task.config, episode.facts
+    times = clock(facts.timestamps, length.frames)
+    fps, rate_warning = nominal_fps(config, episode.streams, times)
+    dataset, robot_type, extra = about(config, facts, Path(task.root))
+    warnings = [text for text in (length.warning(), rate_warning) if text is not None]
+    with EpisodeWriter(
+        Path(task.out),
+        task.episode_id,
+        preset=config.preset,
+        source_format=source.format,
+        source_id=task.ref.source_id,
+        source_fingerprint=fingerprint,
+        config_fingerprint=task.config_fingerprint,
+        dataset=dataset,
+        robot_type=robot_type,
+        fps=fps,
+        extra=extra,
+        jpeg_channel_order=config.jpeg_channel_order,
+        orientation=config.orientation,
+    ) as writer:
+        _register(writer, episode)
+        if times is not None:
+            writer.clock(times, "source")
+        said = language(config, facts)
+        if said is not None:
+            writer.language(*said)
+        pictures = [spec for spec in episode.streams if spec.kind != "numeric"]
+        count = FrameCount(progress_folder(Path(task.out)) / task.episode_id, length.frames * len(pictures))
+        try:
+            copy = config.preset.rgb.codec == "copy"
+            warnings += Pictures(writer, episode, length.frames, count, copy=copy).run(pictures, task.threads)
+            _numerics(writer, episode, length.frames)
+            metadata = writer.commit(trimmed=length.trimmed)
+        finally:
+            count.close()
+    return EpisodeOutcome(
+        episode_id=task.episode_id,
+        source_id=task.ref.source_id,
+        status="written",
+        frames=length.frames,
+        bytes=_size(metadata, Path(task.out) / task.episode_id),
+        warnings=warnings,
+    )
+
+
+def _register(writer: EpisodeWriter, episode: SourceEpisode) -> None:
+    for spec in episode.streams:
+        if spec.kind == "rgb":
+            writer.add_rgb(spec.name, fps=spec.fps)
+        elif spec.kind == "depth":
+            writer.add_depth(spec.name, fps=spec.fps)
+        else:
+            writer.add_numeric(spec.name, spec.shape[0], role=spec.role, channel_names=spec.channel_names)
+
+
+def _numerics(writer: EpisodeWriter, episode: SourceEpisode, frames: int) -> None:
+    for spec in episode.streams:
+        if spec.kind != "numeric":
+            continue
+        rows = episode.numeric(spec)
+        if len(rows) < spec.length:
+            raise EpisodeError(
+                f"{spec.source} ends after {len(rows)} of its {spec.length} rows; the source is truncated."
+            )
+        times = episode.stream_times(spec)
+        writer.numeric(spec.name, rows[:frames], None if times is None else times[:frames])
+
+
+def _size(metadata: EpisodeMetadata, path: Path) -> int:
+    return sum(entry.bytes for entry in metadata.files.values()) + (path / METADATA).stat().st_size

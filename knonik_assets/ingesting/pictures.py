@@ -1,0 +1,115 @@
+"""The colour and depth streams of one episode, several at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
+from itertools import islice
+from typing import Any
+
+import av
+
+from knonik_assets.episodes.writer import EpisodeWriter
+from knonik_assets.ingesting.facts import key_of
+from knonik_assets.ingesting.progress import FrameCount
+from knonik_assets.sources.base import Frame, SourceEpisode, StreamSpec
+from knonik_loader.errors import EpisodeError
+
+__all__ = ["Pictures"]
+
+
+class Pictures:
+    """Moves frames from an open episode to its writer; nothing is held but the frame in hand of each stream.
+
+    Args:
+        writer: with the streams registered.
+        episode: the source.
+        frames: how many of each stream are wanted.
+        count: is told of every frame.
+        copy: whether a video's own packets are wanted instead of its frames.
+    """
+
+    def __init__(
+        self, writer: EpisodeWriter, episode: SourceEpisode, frames: int, count: FrameCount, *, copy: bool
+    ) -> None:
+        self._writer, self._episode = writer, episode
+        self._frames, self._count, self._copy = frames, count, copy
+        self._stop = threading.Event()
+
+    def run(self, streams: Sequence[StreamSpec], threads: int) -> list[str]:
+        """Write all streams, up to ``threads`` of them at once; the first that fails stops the others.
+
+        Returns:
+            Warnings.
+
+        Raises:
+            EpisodeError: a stream is damaged, or ends before the length that the source declares for it.
+            StorageError: the disk refuses.
+        """
+        if threads == 1 or len(streams) < 2:
+            return [warning for spec in streams for warning in self._stream(spec)]
+        with ThreadPoolExecutor(min(threads, len(streams)), thread_name_prefix="pictures") as pool:
+            tasks = [pool.submit(self._stream, spec) for spec in streams]
+            try:
+                wait(tasks, return_when=FIRST_EXCEPTION)
+            finally:
+                self._stop.set()  # after success everything is done; after an error or Ctrl-C the rest ends early
+                for task in tasks:
+                    task.cancel()
+            finished = [task for task in tasks if task.done() and not task.cancelled()]
+            for task in finished:
+                error = task.exception()
+                if error is not None:
+                    raise error
+            return [warning for task in tasks for warning in task.result()]
+
+    def _stream(self, spec: StreamSpec) -> list[str]:
+        if self._copy and spec.kind == "rgb":
+            reason = self._copied(spec)
+            if reason is None:
+                return []
+            warnings = [f"{key_of(spec)}: packets cannot be copied, encoded as vp9 instead: {reason}"]
+        else:
+            warnings = []
+        done = 0
+        with ExitStack() as stack:
+            frames = self._episode.frames(spec)
+            if isinstance(frames, Generator):
+                stack.enter_context(closing(frames))  # lets go of files when the stream is trimmed or another failed
+            for frame in islice(frames, self._frames):
+                if self._stop.is_set():
+                    return warnings
+                self._push(spec, frame)
+                self._count.add()
+                done += 1
+        if done < self._frames:
+            raise EpisodeError(f"{spec.source} ends after {done} of its {spec.length} frames; the source is truncated.")
+        return warnings
+
+    def _push(self, spec: StreamSpec, frame: Frame) -> None:
+        if spec.kind == "rgb":
+            self._writer.rgb(spec.name, frame)
+        else:
+            # a picture that is still encoded is refused by the writer, which says so
+            self._writer.depth(spec.name, frame)  # type: ignore[arg-type]
+
+    def _copied(self, spec: StreamSpec) -> str | None:
+        """None when the stream's packets were copied, else why not."""
+        if spec.length != self._frames:
+            return f"{spec.length - self._frames} frames are cut from its end"
+        found: tuple[av.VideoStream, Iterator[Any]] | None = self._episode.packets(spec)
+        if found is None:
+            return "the source holds no packets of it that begin with a keyframe"
+        stream, packets = found
+        try:
+            self._writer.rgb_packets(spec.name, stream, self._counting(packets))
+        except EpisodeError as error:
+            return str(error)
+        return None
+
+    def _counting(self, packets: Iterator[Any]) -> Iterator[Any]:
+        for packet in packets:
+            yield packet
+            self._count.add()

@@ -1,0 +1,101 @@
+"""Which episodes are to be done, which are there already unchanged, which have left the source."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from knonik_assets.episodes.metadata import EpisodeMetadata, read_metadata
+from knonik_assets.episodes.reader import list_episodes
+from knonik_assets.episodes.storing import storage_errors, sync, workspaces
+from knonik_assets.ingesting.fingerprints import FileDigests
+from knonik_assets.ingesting.numbering import episode_name
+from knonik_assets.sources.base import EpisodeRef, Source
+from knonik_loader.errors import EpisodeError, KnonikError
+
+__all__ = ["Planned", "departed", "plan", "remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One episode of the source and what is to become of it."""
+
+    ref: EpisodeRef
+    episode_id: str
+    unchanged: EpisodeMetadata | None
+    """The episode in OUT, where it is whole and nothing changed since it was ingested: nothing is to be done."""
+    fingerprint: str | None
+    """Of the source's episode, where it had to be known for that."""
+    error: KnonikError | None
+    """Why it cannot even be looked at."""
+
+
+def plan(
+    source: Source,
+    refs: Sequence[EpisodeRef],
+    out: Path,
+    numbers: Mapping[str, int],
+    config_fingerprint: str,
+    digests: FileDigests,
+) -> list[Planned]:
+    """Compare every episode with what stands in OUT; only those that look done are read for their fingerprint."""
+    planned = []
+    for ref in refs:
+        episode_id = episode_name(numbers[ref.source_id])
+        there = _whole(out / episode_id)
+        fingerprint: str | None = None
+        error: KnonikError | None = None
+        if there is not None and (there.source_id, there.config_fingerprint) != (ref.source_id, config_fingerprint):
+            there = None
+        if there is not None:
+            try:
+                fingerprint = source.fingerprint(ref, digests)
+            except KnonikError as found:
+                error = found
+            if fingerprint != there.source_fingerprint:
+                there = None
+        planned.append(Planned(ref, episode_id, there, fingerprint, error))
+    return planned
+
+
+def _whole(path: Path) -> EpisodeMetadata | None:
+    """The episode's metadata when it is readable and every file has its size; None where it has to be done again."""
+    try:
+        metadata = read_metadata(path)
+    except EpisodeError:
+        return None
+    for relative, entry in metadata.files.items():
+        file = path / relative
+        if not file.is_file() or file.stat().st_size != entry.bytes:
+            return None
+    return metadata
+
+
+def departed(out: Path, source_ids: Collection[str], numbers: Mapping[str, int]) -> list[str]:
+    """Ids of the episodes in OUT that the source no longer has, in natural order."""
+    names = {episode_name(number): source_id for source_id, number in numbers.items()}
+    found = []
+    for path in list_episodes(out):
+        try:
+            source_id = read_metadata(path).source_id
+        except EpisodeError:
+            source_id = names.get(path.name, "")
+        if source_id not in source_ids:
+            found.append(path.name)
+    return found
+
+
+def remove(out: Path, episode_id: str) -> None:
+    """Take an episode out of OUT: first out of sight, then away.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    aside = workspaces(out) / f"{episode_id}.pruned"
+    with storage_errors("remove", out / episode_id):
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        (out / episode_id).rename(aside)
+        sync(out)
+        shutil.rmtree(aside)
