@@ -105,7 +105,7 @@ class EpisodicHdf5Source:
     def fingerprint(self, ref: EpisodeRef, cache: FingerprintCache) -> str:
         """See `Source.fingerprint`. A demo's covers its own streams, a file's the whole file."""
         path, group = ref.locator
-        if not group:
+        if group == "":
             return cache.file_digest(Path(path))
         with self.open(ref) as episode:
             return episode.digest()

@@ -130,7 +130,7 @@ def _as(kind: str, content: Content, dataset: h5py.Dataset, where: str) -> Conte
         if content.kind not in _COLOUR:
             raise SourceError(f"{where} is listed as an image but {described}.")
     elif kind == "depth":
-        if content.kind == "picture" and len(content.shape) + (content.shape.count(1)) == 2 + content.shape.count(1):
+        if content.kind == "picture" and len([side for side in content.shape if side != 1]) == 2:
             return replace(content, kind="depth")
         if content.kind not in (*_DEPTH, "encoded"):
             raise SourceError(f"{where} is listed as depth but {described}.")

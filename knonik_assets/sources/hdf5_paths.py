@@ -13,7 +13,7 @@ import h5py
 import hdf5plugin  # noqa: F401 - registers the compression filters that others write with
 
 from knonik_assets.sources.naming import natural_key
-from knonik_loader.errors import EpisodeError
+from knonik_loader.errors import EpisodeError, KnonikError
 
 __all__ = ["attribute", "find", "json_attribute", "match_groups", "open_hdf5", "reading", "walk"]
 
@@ -27,7 +27,7 @@ def reading(where: str) -> Iterator[None]:
     """Turn what h5py raises on damaged data into an `EpisodeError` that says where."""
     try:
         yield
-    except EpisodeError:
+    except KnonikError:
         raise
     except _FAULTS as error:
         reason = str(error).strip("'\"") or type(error).__name__
