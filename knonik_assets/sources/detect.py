@@ -99,17 +99,17 @@ def _details(found: Detection, family: Family) -> None:
         found.warnings.append("no episode of those tried can be opened")
         found.config = base
         return
-    streams, facts, _ = opened[0]
+    streams, facts, ref = opened[0]
     found.streams = [_described(spec) for spec in streams]
     found.fps = next((spec.fps for spec in streams if spec.fps), None)
     found.language = facts.language.instruction if facts.language else None
     found.warnings += [warning for warning in facts.warnings if warning not in found.warnings]
-    _suspicions(found, family, streams, facts, refs)
+    _suspicions(found, family, streams, facts, ref)
     layouts = [_layout(streams) for streams, _, _ in opened]
     if all(layout == layouts[0] for layout in layouts):
         base["layout"] = layouts[0]
     else:
-        names = ", ".join(ref.source_id for _, _, ref in opened)
+        names = ", ".join(other.source_id for _, _, other in opened)
         found.warnings.append(f"episodes {names} have different streams; the config takes whatever each has")
     if found.fps:
         base["fps"] = int(found.fps) if found.fps == int(found.fps) else found.fps
@@ -156,18 +156,18 @@ def _layout(streams: Sequence[StreamSpec]) -> dict[str, Any]:
 
 
 def _suspicions(
-    found: Detection, family: Family, streams: Sequence[StreamSpec], facts: EpisodeFacts, refs: Sequence[EpisodeRef]
+    found: Detection, family: Family, streams: Sequence[StreamSpec], facts: EpisodeFacts, ref: EpisodeRef
 ) -> None:
     lengths = {spec.length for spec in streams}
     if len(lengths) > 1:
         uneven = ", ".join(f"{spec.name} {spec.length}" for spec in streams)
-        found.warnings.append(f"{refs[0].source_id}: streams differ in length and will be cut: {uneven}")
+        found.warnings.append(f"{ref.source_id}: streams differ in length and will be cut: {uneven}")
     if not found.fps and facts.timestamps is None:
         found.warnings.append("no frame rate and no clock in the data: set fps (30 is assumed)")
     if all(spec.kind == "numeric" for spec in streams):
         found.warnings.append("no pictures were found")
     encoded = [spec.name for spec in streams if spec.encoding == "jpeg"]
-    if family.data_type == "hdf5" and encoded and _aloha_compressed(refs[0]):
+    if family.data_type == "hdf5" and encoded and _aloha_compressed(ref):
         found.warnings.append(
             f"{', '.join(encoded)}: ALOHA's recorder gives RGB pictures to an encoder that expects BGR, so red and "
             'blue are probably exchanged; look at a frame, and set "jpeg_channel_order": "bgr" if they are'

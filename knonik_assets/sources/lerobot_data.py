@@ -57,6 +57,12 @@ class DataIndex:
         Raises:
             EpisodeError: a file is damaged, or rows are there twice.
         """
+        table = self._stored(episode, columns)
+        order = self.order(episode, table)
+        return table if order is None else table.take(pa.array(order))
+
+    def _stored(self, episode: int, columns: Sequence[str]) -> pa.Table:
+        """An episode's rows in the order in which they are stored."""
         parts = []
         for run in self.runs[episode]:
             path = self.files[run.file]
@@ -68,9 +74,7 @@ class DataIndex:
             except PARQUET_FAULTS as error:
                 raise EpisodeError(f"{path}: rows {run.start} to {run.stop} are unreadable: {error}.") from error
             parts.append(part.slice(skip, run.stop - run.start))
-        table = pa.concat_tables(parts, promote_options="permissive")
-        order = self.order(episode, table)
-        return table if order is None else table.take(pa.array(order))
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def order(self, episode: int, table: pa.Table) -> npt.NDArray[np.int64] | None:
         """Permutation into order of ``frame_index``; None where the rows are in order.
@@ -97,7 +101,7 @@ class DataIndex:
         Raises:
             EpisodeError: a file is damaged.
         """
-        order = self.order(episode, self.table(episode, ["frame_index"]))
+        order = self.order(episode, self._stored(episode, []))
         if order is not None:  # rows out of order: the column is read whole, still encoded
             rows = list(self._pictures(episode, column))
             yield from (rows[place] for place in order)
