@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from knonik_assets.configs.cron import cron_mistake
 from knonik_assets.configs.documents import load_yaml
@@ -66,19 +66,19 @@ class _Strict(BaseModel):
 class CheckThresholds(_Strict):
     """When a check of the pipeline fails, and how much that weighs."""
 
-    min_frames: int = Field(1, ge=1)
+    min_frames: int = Field(default=1, ge=1)
     """Frames that an episode has at least."""
-    max_gap: float = Field(1.5, gt=1)
+    max_gap: float = Field(default=1.5, gt=1)
     """Longest step of an episode's clock, in frame periods."""
-    max_jitter: float = Field(0.25, gt=0)
+    max_jitter: float = Field(default=0.25, gt=0)
     """Standard deviation of the clock's steps, in frame periods."""
-    black_level: float = Field(16.0, ge=0, le=255)
+    black_level: float = Field(default=16.0, ge=0, le=255)
     """A camera is black when its brightest 1 % of pixels stay below this luma in half of the sampled frames."""
-    max_frozen: float = Field(0.5, gt=0, le=1)
+    max_frozen: float = Field(default=0.5, gt=0, le=1)
     """Share of an episode for which a camera may show one picture while the robot moves."""
     psnr_floor: dict[StorageProfile, float] = Field(default_factory=dict)
     """dB by profile; the rest keeps its default floor."""
-    max_packed_gb: float | None = Field(None, gt=0)
+    max_packed_gb: float | None = Field(default=None, gt=0)
     """Size of one packed profile above which the size check warns."""
     severity: dict[str, Severity] = Field(default_factory=dict)
     """Check → ``error`` (an episode that fails it is bad) or ``warn`` (it is reported and goes on)."""
@@ -123,6 +123,7 @@ class DatasetCard(_Strict):
     checks: CheckThresholds = CheckThresholds()
     engine: Literal["inline", "processes", "ray"] = "processes"
     ray: dict[str, Any] | None = None
+    """For engine ``ray``: ``address`` and further keywords of ``ray.init``; ``task``: options of every task."""
     path: Path
     """The card's own file."""
 
@@ -159,19 +160,18 @@ class DatasetCard(_Strict):
             raise ValueError(f"{value!r} is no cron expression: {mistake}")
         return value
 
-    @field_validator("ray")
-    @classmethod
-    def _no_ray_options(cls, value: object) -> object:
-        if value is not None:
-            raise ValueError("this version takes no Ray options ('engine: ray' starts a private cluster); remove it")
-        return value
-
     @field_validator("keep_days")
     @classmethod
     def _no_collection(cls, value: object) -> object:
         if value is not None:
             raise ValueError("this version keeps every generation of packed data; remove it")
         return value
+
+    @model_validator(mode="after")
+    def _ray_for_ray(self) -> Self:
+        if self.ray is not None and self.engine != "ray":
+            raise ValueError(f"the ray block is for 'engine: ray' and engine is {self.engine!r}; change one of them")
+        return self
 
     @property
     def profiles(self) -> tuple[StorageProfile, ...]:

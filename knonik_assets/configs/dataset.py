@@ -6,7 +6,7 @@ dataset card or by hand, take its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,8 +166,10 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:  # noqa: 
         yield place, value
 
 
-def build_dataset_config(out: Path, answers: Mapping[str, Any] | None = None) -> DatasetConfig:
-    """Describe the episodes of ``out``, with ``answers`` laid over what they say.
+def build_dataset_config(
+    out: Path, answers: Mapping[str, Any] | None = None, exclude: Collection[str] = ()
+) -> DatasetConfig:
+    """Describe the episodes of ``out``, but for the excluded ones, with ``answers`` laid over what they say.
 
     Raises:
         EpisodeError: there are no episodes, or they differ in streams, sizes or channel names.
@@ -176,6 +178,7 @@ def build_dataset_config(out: Path, answers: Mapping[str, Any] | None = None) ->
     described = [
         (path.parent.name, _described(path), load_document(path))
         for path in sorted(out.glob("episode_*/metadata.json"))
+        if path.parent.name not in exclude
     ]
     if not described:
         raise EpisodeError(f"{out} holds no ingested episodes to describe.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ def episode_rows(
     *,
     engine: EngineName = "processes",
     workers: int | None = None,
+    ray_options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[EpisodeRow]:
     """Measure every episode of an output directory, in natural order.
@@ -38,6 +39,7 @@ def episode_rows(
         out: directory of episodes.
         engine: where the work runs.
         workers: episodes at once.
+        ray_options: for engine ``ray``.
         say: told about progress, a line at a time.
 
     Raises:
@@ -54,8 +56,9 @@ def episode_rows(
             rows[name] = EpisodeRow(**entry["row"])
     todo = [path for path in paths if path.name not in rows]
     # a worker process costs more than a few episodes do
-    where = "inline" if len(todo) <= 4 and engine == "processes" else engine
-    for done, outcome in enumerate(map_tasks(examine, todo, engine=where, workers=workers), 1):
+    where = "inline" if len(todo) <= 4 else engine
+    options = ray_options if where == "ray" else None
+    for done, outcome in enumerate(map_tasks(examine, todo, engine=where, workers=workers, ray_options=options), 1):
         name = outcome.item.name
         rows[name] = outcome.value or EpisodeRow(
             name, damaged_files=1, notes={"damaged_files": f"could not be measured: {outcome.error}"}

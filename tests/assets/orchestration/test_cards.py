@@ -90,7 +90,7 @@ def test_no_profile_at_all_is_allowed(tmp_path):
         (GOOD + "name: a/b\n", ["name", "'a/b'"]),
         (GOOD + "on_bad_episode: drop\n", ["on_bad_episode", "'exclude' or 'block'"]),
         (GOOD + "engine: dask\n", ["engine", "'dask'"]),
-        (GOOD + "ray: {address: auto}\n", ["ray", "takes no Ray options"]),
+        (GOOD + "ray: {address: auto}\n", ["ray", "engine is 'processes'"]),
         (GOOD + "keep_days: 14\n", ["keep_days", "keeps every generation"]),
         (GOOD + "episodes: s3://bucket/x\n", ["episodes", "s3://bucket/x", "local"]),
         (GOOD + "packed: [a]\n", ["packed", "must be a path"]),

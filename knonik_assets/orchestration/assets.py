@@ -1,0 +1,221 @@
+"""The assets from raw recordings to episodes: each card is a partition of all of them."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from knonik_assets.configs.card import DatasetCard
+from knonik_assets.configs.cards import CardFolder
+from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.raw import RawFacts, observe
+from knonik_assets.orchestration.show import card_metadata, episode_pictures, size_text, table
+
+if TYPE_CHECKING:
+    from knonik_assets.ingesting.report import IngestReport
+    from knonik_assets.quality.examine import EpisodeRow
+    from knonik_assets.quality.judge import Quality
+
+__all__ = ["WHEN_NEW", "episode_assets", "left_out"]
+
+WHEN_NEW = dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed()
+"""Materialise when something upstream is new and no blocking check of it failed."""
+
+
+def episode_assets(
+    cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
+) -> list[dg.AssetsDefinition]:
+    """``raw_dataset``, ``ingested_episodes`` and ``dataset_config`` over these cards."""
+
+    @dg.asset(
+        partitions_def=partitions,
+        code_version="1",
+        group_name="episodes",
+        kinds={"file"},
+        owners=owners,
+        metadata={"cards": _card_table(cards)},
+    )
+    def raw_dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        """Raw recordings as they lie: looked at and fingerprinted, never changed."""
+        with plain_failures():
+            card = card_of(context, cards)
+            facts = observe(card)
+        for warning in facts.warnings:
+            context.log.warning(warning)
+        return dg.MaterializeResult(metadata=_raw_metadata(card, facts), data_version=dg.DataVersion(facts.fingerprint))
+
+    @dg.asset(
+        partitions_def=partitions,
+        deps=[raw_dataset],
+        code_version="1",
+        group_name="episodes",
+        kinds={"python"},
+        owners=owners,
+        automation_condition=WHEN_NEW,
+    )
+    def ingested_episodes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        """Episode directories: frame-aligned streams, checksummed and judged. Unchanged episodes are skipped."""
+        with plain_failures():
+            return _ingest(context, card_of(context, cards))
+
+    @dg.asset(
+        partitions_def=partitions,
+        deps=[ingested_episodes],
+        code_version="1",
+        group_name="episodes",
+        kinds={"json"},
+        owners=owners,
+        automation_condition=WHEN_NEW,
+    )
+    def dataset_config(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        """``config.json``: what the streams are and mean. The card answers what ingest can't know."""
+        from knonik_assets.configs.dataset import build_dataset_config, write_dataset_config
+
+        with plain_failures():
+            card = card_of(context, cards)
+            config = build_dataset_config(card.episodes, card.config, exclude=left_out(card))
+            path = write_dataset_config(card.episodes, config)
+        text = path.read_text()
+        return dg.MaterializeResult(
+            metadata={
+                "config": dg.MetadataValue.path(str(path)),
+                "content": dg.MetadataValue.md(f"```json\n{text}\n```"),
+            },
+            data_version=dg.DataVersion(hashlib.sha256(text.encode()).hexdigest()),
+        )
+
+    return [raw_dataset, ingested_episodes, dataset_config]
+
+
+def _card_table(cards: CardFolder) -> dg.TableMetadataValue:
+    rows = [
+        {"dataset": name, "state": "ready", "card": str(card.path), "description": card.description}
+        for name, card in sorted(cards.cards.items())
+    ]
+    rows += [
+        {"dataset": problem.name, "state": "broken", "card": str(problem.path), "description": str(problem.error)}
+        for problem in cards.problems.values()
+    ]
+    return table(rows)
+
+
+def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
+    return {
+        **card_metadata(card),
+        "raw": dg.MetadataValue.path(str(card.raw)),
+        "source_format": facts.source_format,
+        "episodes": len(facts.episodes),
+        "files": facts.files,
+        "bytes": facts.bytes,
+        "size": size_text(facts.bytes),
+        "fingerprint": facts.fingerprint,
+        "streams": table(facts.streams),
+        **({"problem": facts.problem or facts.layout_problem} if facts.problem or facts.layout_problem else {}),
+    }
+
+
+def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.MaterializeResult[Any]:
+    from knonik_assets.ingest import run
+    from knonik_assets.quality.episode_table import episode_rows
+    from knonik_assets.quality.judge import judge, write_quality
+
+    report = run(
+        card.ingest_config(),
+        input=str(card.raw),
+        output=card.episodes,
+        engine=card.engine,
+        dataset_config=False,
+        ray_options=card.ray,
+        progress=LogProgress(context.log),
+    )
+    for warning in report.warnings:
+        context.log.warning(warning)
+    lost = {episode.episode_id: f"{episode.source_id}: {episode.reason}" for episode in report.failed + report.empty}
+    for name, reason in lost.items():
+        context.log.error("%s was not ingested: %s", name, reason)
+    rows = episode_rows(card.episodes, engine=card.engine, ray_options=card.ray, say=context.log.debug)
+    quality = judge(rows, card.checks, lost)
+    path = write_quality(card.episodes, quality)
+    for name, reason in quality.bad.items():
+        context.log.warning("%s is bad: %s", name, reason)
+    return dg.MaterializeResult(
+        metadata=_episode_metadata(card, report, rows, quality, path),
+        data_version=dg.DataVersion(_version(card.episodes, rows, quality)),
+    )
+
+
+def _version(folder: Path, rows: list["EpisodeRow"], quality: "Quality") -> str:
+    """Digest of the episodes' content and of the verdicts, which decide what is packed."""
+    digest = hashlib.sha256()
+    for row in rows:
+        metadata = folder / row.episode / "metadata.json"
+        digest.update(f"{row.episode} {quality.episodes[row.episode].status}\n".encode())
+        digest.update(hashlib.sha256(metadata.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _episode_metadata(
+    card: DatasetCard, report: "IngestReport", rows: list["EpisodeRow"], quality: "Quality", judged: Path
+) -> dict[str, Any]:
+    bad = quality.bad
+    shown = [*list(bad)[:2], *[row.episode for row in rows if row.episode not in bad][:1]]
+    frames = sum(row.frames for row in rows)
+    # bad and remarkable episodes first: a table of many rows is cut off
+    listed = sorted(rows, key=lambda row: (row.episode not in bad, not quality.episodes[row.episode].reasons))
+    return {
+        **card_metadata(card),
+        "folder": dg.MetadataValue.path(str(card.episodes)),
+        "episodes": len(rows),
+        "bad_episodes": len(bad),
+        "written": len(report.written),
+        "unchanged": len(report.skipped),
+        "failed": len(report.failed),
+        "frames": frames,
+        "size": size_text(sum(row.bytes for row in rows)),
+        "bytes": sum(row.bytes for row in rows),
+        "seconds": round(report.seconds, 2),
+        "frames_per_second": round(report.frames / report.seconds, 1) if report.frames and report.seconds else 0.0,
+        "episode_table": table([_shown_row(row, quality) for row in listed]),
+        "quality": dg.MetadataValue.path(str(judged)),
+        **episode_pictures(card.episodes, shown),
+    }
+
+
+def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
+    verdict = quality.episodes[row.episode]
+    return {
+        "episode": row.episode,
+        "source": row.source_id,
+        "verdict": verdict.status,
+        "noticed": "; ".join(verdict.reasons),
+        "frames": row.frames,
+        "seconds": row.seconds,
+        "max_gap": row.max_gap,
+        "jitter": row.jitter,
+        "bytes": row.bytes,
+        "streams": row.streams,
+    }
+
+
+def left_out(card: DatasetCard) -> dict[str, str]:
+    """Episode → why it stays out of the packs: bad, excluded by the card (under either of its names), or not judged.
+
+    Raises:
+        EpisodeError: the episodes were not judged yet.
+    """
+    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+    from knonik_assets.quality.judge import read_quality
+
+    quality = read_quality(card.episodes)
+    why = dict(quality.bad)
+    for path in list_episodes(card.episodes):
+        if path.name not in quality.episodes:
+            why[path.name] = "not judged yet; materialise ingested_episodes"
+        elif path.name in card.exclude:
+            why[path.name] = card.exclude[path.name]
+        elif card.exclude and path.name not in why:
+            source = EpisodeReader(path).metadata.source_id
+            if source in card.exclude:
+                why[path.name] = card.exclude[source]
+    return why

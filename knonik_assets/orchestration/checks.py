@@ -1,0 +1,182 @@
+"""The checks of every asset: what a person would look at before trusting a dataset."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from knonik_assets.configs.card import EPISODE_CHECKS, PROFILES, DatasetCard
+from knonik_assets.configs.cards import CardFolder
+from knonik_assets.orchestration.assets import left_out
+from knonik_assets.orchestration.context import card_of, plain_failures
+from knonik_assets.orchestration.packed_assets import asset_name, not_packed
+from knonik_assets.orchestration.raw import observe
+from knonik_assets.orchestration.show import table
+from knonik_assets.quality.finding import Finding, some
+from knonik_loader.khlp.types import StorageProfile
+
+if TYPE_CHECKING:
+    from knonik_assets.quality.judge import CheckOutcome
+
+__all__ = ["all_checks"]
+
+Partitions = dg.PartitionsDefinition[str]
+ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+Answers = Mapping[str, tuple[dg.AssetCheckSeverity, Callable[[], Finding]]]
+"""Check → how much its failure weighs, and what finds out."""
+
+_RAW = {
+    "readable": "The raw recordings can be listed and opened.",
+    "not_empty": "There is at least one episode.",
+    "layout_found": "Everything that the card's layout names is in the recordings.",
+}
+_EPISODES = {
+    "every_raw_episode_present": "Every raw episode was ingested.",
+    "has_frames": "Every episode has enough frames.",
+    "timestamps_increase": "Every clock runs strictly forward.",
+    "no_gaps": "No clock leaps over frames.",
+    "steady_clock": "Clocks tick evenly.",
+    "same_shape": "Streams, resolutions and dimensions are those of the other episodes.",
+    "finite_values": "No number is NaN or infinite.",
+    "cameras_alive": "No camera is black, and none stands still while the robot moves.",
+    "checksums": "Every file is as it was written.",
+}
+_CONFIG = {
+    "schema_valid": "The dataset config reads as one.",
+    "streams_agree": "The dataset config names the streams that the episodes have.",
+    "no_placeholders": "Nothing is left to be filled in.",
+}
+_PACKED = {
+    "frames_conserved": "Every frame of every stream of every good episode is packed, and nothing else.",
+    "intact": "Every file and payload has its checksum.",
+    "psnr": "Pictures are as close to the episodes' as the profile promises.",
+    "loadable": "A loader reads a batch whose numbers are the episodes'.",
+    "size": "The dataset is no larger than the card allows.",
+}
+
+
+def all_checks(cards: CardFolder, partitions: Partitions) -> list[dg.AssetChecksDefinition]:
+    """A definition an asset, which runs all or some of that asset's checks in one step."""
+    return [
+        _checks("raw_dataset", _RAW, cards, partitions, _raw, blocking=tuple(_RAW)),
+        _checks("ingested_episodes", _EPISODES, cards, partitions, _episodes, blocking=tuple(_EPISODES)),
+        _checks("dataset_config", _CONFIG, cards, partitions, _config, blocking=("schema_valid", "streams_agree")),
+        *(
+            _checks(asset_name(profile), _PACKED, cards, partitions, partial(_packed, profile=profile), blocking=())
+            for profile in PROFILES
+        ),
+    ]
+
+
+def _checks(
+    asset: str,
+    descriptions: Mapping[str, str],
+    cards: CardFolder,
+    partitions: Partitions,
+    answers: Callable[[DatasetCard], Answers],
+    blocking: tuple[str, ...],
+) -> dg.AssetChecksDefinition:
+    with warnings.catch_warnings():
+        # partitioned checks are marked as a preview in this release, which is pinned and tested
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        specs = [
+            dg.AssetCheckSpec(
+                name,
+                asset=asset,
+                description=text,
+                blocking=name in blocking,
+                partitions_def=partitions,
+            )
+            for name, text in descriptions.items()
+        ]
+
+    @dg.multi_asset_check(name=f"{asset}_checks", specs=specs, can_subset=True)
+    def checks(context: dg.AssetCheckExecutionContext) -> Any:  # noqa: ANN401 - Dagster wants no iterator type here
+        wanted = {key.name for key in context.selected_asset_check_keys}
+        with plain_failures():
+            for name, (severity, find) in answers(card_of(context, cards)).items():
+                if name in wanted:
+                    found = find()
+                    yield dg.AssetCheckResult(
+                        passed=found.passed,
+                        asset_key=asset,
+                        check_name=name,
+                        severity=severity,
+                        description=found.message,
+                        metadata={"details": table(found.table)} if found.table else {},
+                    )
+
+    return checks
+
+
+def _raw(card: DatasetCard) -> Answers:
+    facts = observe(card, fingerprints=False)
+    count = len(facts.episodes)
+    problem = facts.layout_problem or facts.problem
+    return {
+        "readable": (
+            ERROR,
+            lambda: Finding(not facts.problem, facts.problem or f"{facts.files} files read as {facts.source_format}"),
+        ),
+        "not_empty": (ERROR, lambda: Finding(count > 0, f"{count} episodes in {card.raw}")),
+        "layout_found": (
+            ERROR,
+            lambda: Finding(not problem, problem or f"{len(facts.streams)} streams found", [*facts.streams]),
+        ),
+    }
+
+
+def _episodes(card: DatasetCard) -> Answers:
+    from knonik_assets.quality.judge import read_quality
+
+    quality = read_quality(card.episodes)
+    out = left_out(card)
+    any_good = any(name not in out for name in quality.episodes)
+
+    def answer(name: str) -> tuple[dg.AssetCheckSeverity, Callable[[], Finding]]:
+        check = quality.checks[name]
+        blocks = check.severity == "error" and (card.on_bad_episode == "block" or not any_good)
+        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, len(quality.episodes))
+
+    return {name: answer(name) for name in EPISODE_CHECKS}
+
+
+def _episode_finding(card: DatasetCard, check: "CheckOutcome", count: int) -> Finding:
+    offenders = {name: said for name, said in check.offenders.items() if name not in card.exclude}
+    if not offenders:
+        return Finding(True, f"{count} episodes are fine")
+    then = "left out of the packs" if check.severity == "error" and card.on_bad_episode == "exclude" else "reported"
+    rows = [{"episode": name, "reason": said} for name, said in offenders.items()]
+    return Finding(False, f"{some([f'{name}: {said}' for name, said in offenders.items()])} ({then})", rows)
+
+
+def _config(card: DatasetCard) -> Answers:
+    from knonik_assets.quality import config
+
+    path = card.episodes / "config.json"
+    return {
+        "schema_valid": (ERROR, lambda: config.check_schema(path)),
+        "streams_agree": (ERROR, lambda: config.check_streams(path, card.episodes, left_out(card))),
+        "no_placeholders": (WARN, lambda: config.check_placeholders(path)),
+    }
+
+
+def _packed(card: DatasetCard, profile: StorageProfile) -> Answers:
+    from knonik_assets.quality import packed
+
+    if profile not in card.pack:
+        return {}
+    dataset = packed.PackedDataset(card.packed_folder(profile) / "hlp_manifest.json")
+    streams = card.pack[profile].get("streams")
+    return {
+        "frames_conserved": (
+            ERROR,
+            lambda: packed.check_conserved(dataset, card.episodes, not_packed(card, profile), streams),
+        ),
+        "intact": (ERROR, lambda: packed.check_intact(dataset)),
+        "psnr": (WARN, lambda: packed.check_psnr(dataset, card.checks.psnr_floor)),
+        "loadable": (ERROR, lambda: packed.check_loadable(dataset, card.episodes)),
+        "size": (WARN, lambda: packed.check_size(dataset, card.checks.max_packed_gb)),
+    }

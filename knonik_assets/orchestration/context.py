@@ -1,0 +1,71 @@
+"""What every asset and check needs: the card of its partition, plain failures, progress in Dagster's log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+
+from knonik_assets.configs.card import DatasetCard
+from knonik_assets.configs.cards import CardFolder
+from knonik_loader.errors import KnonikError
+
+__all__ = ["LogProgress", "card_of", "plain_failures"]
+
+Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Errors that Knonik raises on purpose reach the UI as their message, and are not tried again."""
+    try:
+        yield
+    except KnonikError as error:
+        raise dg.Failure(
+            description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+        ) from error
+
+
+def card_of(context: Context, cards: CardFolder) -> DatasetCard:
+    """The card of the partition that runs, as its file says now.
+
+    Raises:
+        ConfigError: the card is broken or gone.
+    """
+    return cards.card(context.partition_key)
+
+
+class LogProgress:
+    """Writes progress to a log, a line every few seconds at most.
+
+    Args:
+        log: Dagster's.
+        every_s: seconds between two lines; the first and the last always come.
+    """
+
+    def __init__(self, log: logging.Logger, every_s: float = 2.0) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._done = self._total = 0
+        self._what = "episodes"
+        self._next = 0.0
+
+    def begin(self, total: int, what: str = "episodes", folder: Path | None = None) -> None:
+        """So many pieces of work lie ahead."""
+        del folder
+        self._done, self._total, self._what, self._next = 0, total, what, 0.0
+        self._log.info("%d %s to do", total, what)
+
+    def advance(self, text: str = "") -> None:
+        """One is done."""
+        self._done += 1
+        if self._done == self._total or time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every_s
+            self._log.info("%d of %d %s done%s", self._done, self._total, self._what, f": {text}" if text else "")
+
+    def end(self) -> None:
+        """The work is over."""

@@ -1,0 +1,176 @@
+"""The packed datasets: one asset a storage profile, all from one factory."""
+
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from knonik_assets.configs.card import PROFILES, DatasetCard
+from knonik_assets.configs.cards import CardFolder
+from knonik_assets.orchestration.assets import WHEN_NEW, left_out
+from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.show import card_metadata, size_text, table
+from knonik_loader.khlp.types import StorageProfile
+
+if TYPE_CHECKING:
+    from knonik_assets.quality.packed import PackedDataset
+
+__all__ = ["asset_name", "not_packed", "packed_assets"]
+
+_DESCRIPTIONS: dict[StorageProfile, str] = {
+    "compact_video": "KHLP with a short video segment a shard: the smallest, for storage and for slow networks.",
+    "training_fast": "KHLP with every frame its own JPEG: the fastest random access.",
+    "training_compressed": "KHLP with keyframes and deltas: half the size of JPEGs, at most two decodes for any frame.",
+}
+
+
+def asset_name(profile: StorageProfile) -> str:
+    """The asset of a profile."""
+    return f"khlp_{profile}"
+
+
+def packed_assets(
+    cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
+) -> list[dg.AssetsDefinition]:
+    """An asset for every profile; it yields nothing for a card that doesn't ask for it."""
+    return [_packed_asset(profile, cards, partitions, owners) for profile in PROFILES]
+
+
+def _packed_asset(
+    profile: StorageProfile, cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
+) -> dg.AssetsDefinition:
+    @dg.asset(
+        name=asset_name(profile),
+        description=_DESCRIPTIONS[profile],
+        partitions_def=partitions,
+        deps=["ingested_episodes", "dataset_config"],
+        code_version="1",
+        group_name="packed",
+        kinds={"khlp"},
+        owners=owners,
+        # different partitions definitions can't run in one job, so every card is a partition of every profile
+        output_required=False,
+        automation_condition=WHEN_NEW,
+    )
+    def packed(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster wants no iterator type here
+        with plain_failures():
+            card = card_of(context, cards)
+            if profile not in card.pack:
+                context.log.info("%s does not ask for %s: nothing to do", card.name, profile)
+                return
+            yield _pack(context, card, profile)
+
+    return packed
+
+
+def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: StorageProfile) -> dg.MaterializeResult[Any]:
+    from knonik_assets.pack import pack
+    from knonik_assets.quality.packed import PackedDataset
+
+    options = {key: value for key, value in card.pack[profile].items() if key != "exclude"}
+    out = not_packed(card, profile)
+    for name, reason in out.items():
+        context.log.warning("%s is left out: %s", name, reason)
+    before = _generation(card.packed_folder(profile))
+    started = time.perf_counter()
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always", UserWarning)
+        manifest = pack(
+            card.episodes,
+            card.packed_folder(profile),
+            card.name,
+            storage_profile=profile,
+            engine=card.engine,
+            ray_options=card.ray,
+            exclude=out,
+            overwrite=True,
+            progress=LogProgress(context.log),
+            **options,
+        )[0]
+    seconds = time.perf_counter() - started
+    for each in noticed:
+        context.log.warning(str(each.message))
+    dataset = PackedDataset(manifest)
+    unchanged = before == dataset.manifest.digest()
+    if unchanged:
+        context.log.info("nothing changed: generation %d stays", dataset.manifest.generation)
+    return dg.MaterializeResult(
+        metadata={
+            **card_metadata(card),
+            **_packed_metadata(dataset, out),
+            "unchanged": unchanged,
+            "seconds": round(seconds, 2),
+            **({} if unchanged else {"frames_per_second": round(_pictures(dataset) / seconds, 1)}),
+        },
+        data_version=dg.DataVersion(dataset.manifest.digest()),
+    )
+
+
+def not_packed(card: DatasetCard, profile: StorageProfile) -> dict[str, str]:
+    """Episode → why it stays out of this profile's pack: for its quality, or because the card says so.
+
+    Raises:
+        EpisodeError: the episodes were not judged yet.
+    """
+    from knonik_assets.configs.pack import PackOptions
+    from knonik_assets.episodes.reader import list_episodes
+
+    options = card.pack[profile]
+    said = PackOptions.model_validate(
+        {"dataset_name": card.name, "exclude": options.get("exclude"), "episodes": options.get("episodes")}
+    )
+    there = [path.name for path in list_episodes(card.episodes)]
+    unasked = [name for name in there if said.episodes is not None and name not in said.episodes]
+    return {**dict.fromkeys(unasked, "not among the card's pack.episodes"), **said.exclude, **left_out(card)}
+
+
+def _generation(folder: Path) -> str | None:
+    """Digest of the manifest that is there, to see whether anything was packed."""
+    from knonik_assets.quality.packed import PackedDataset
+    from knonik_loader.errors import FormatError, StorageError
+
+    try:
+        return PackedDataset(folder / "hlp_manifest.json").manifest.digest()
+    except (FormatError, StorageError):
+        return None
+
+
+def _pictures(dataset: "PackedDataset") -> int:
+    """Frames over all cameras."""
+    return dataset.manifest.num_frames * sum(stream.kind == "rgb" for stream in dataset.manifest.streams)
+
+
+def _packed_metadata(dataset: "PackedDataset", out: dict[str, str]) -> dict[str, Any]:
+    manifest = dataset.manifest
+    raw = sum(
+        manifest.num_frames * stream.shape[0] * stream.shape[1] * stream.shape[2]
+        for stream in manifest.streams
+        if stream.kind == "rgb"
+    )
+    streams = [
+        {
+            "stream": entry.info().key,
+            "codec": entry.codec,
+            "shape": " x ".join(map(str, entry.shape)),
+            "dtype": entry.dtype,
+            "psnr_y_db": entry.psnr_y,
+        }
+        for entry in manifest.streams
+    ]
+    return {
+        "manifest": dg.MetadataValue.path(str(dataset.path)),
+        "generation": manifest.generation,
+        "episodes": manifest.num_episodes,
+        "left_out": table([{"episode": name, "reason": reason} for name, reason in out.items()]),
+        "frames": manifest.num_frames,
+        "shards": manifest.num_shards,
+        "files": manifest.num_hlps,
+        "bytes": dataset.bytes,
+        "size": size_text(dataset.bytes),
+        "bytes_per_frame": round(dataset.bytes / max(manifest.num_frames, 1)),
+        "compression": round(raw / dataset.bytes, 2) if raw else 1.0,
+        "streams": table(streams),
+        "splits": ", ".join(f"{name} {share:g}" for name, share in manifest.splits.items()) or "none",
+    }
