@@ -17,7 +17,7 @@ from knonik_loader.errors import EpisodeError
 
 __all__ = ["Content", "check_written", "classify", "first_shape", "float_scale", "hash_dataset", "read_rows"]
 
-_BLOCK_BYTES = 256 << 20
+_BLOCK_BYTES = 64 << 20
 """Most that is read at once of a dataset whose chunks hold many frames."""
 _WIDEST_ROW = 4096
 """Numbers a row at most; wider arrays are no vectors."""
