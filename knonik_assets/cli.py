@@ -292,7 +292,7 @@ def detect_command(
     if as_json:
         out.print_json(json.dumps(found.to_dict()))
         return
-    out.print(render(found), highlight=False)
+    out.print(render(found), highlight=False, soft_wrap=True, markup=False)
     if write is not None:
         out.print(f"config written to {write}", highlight=False, soft_wrap=True)
 
