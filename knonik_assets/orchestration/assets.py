@@ -10,7 +10,8 @@ from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
 from knonik_assets.orchestration.raw import RawFacts, observe
-from knonik_assets.orchestration.show import card_metadata, episode_pictures, size_text, table
+from knonik_assets.orchestration.show import card_metadata, episode_pictures, table
+from knonik_assets.quality.finding import size_text
 
 if TYPE_CHECKING:
     from knonik_assets.ingesting.report import IngestReport

@@ -58,14 +58,15 @@ class LogProgress:
         """So many pieces of work lie ahead."""
         del folder
         self._done, self._total, self._what, self._next = 0, total, what, 0.0
-        self._log.info("%d %s to do", total, what)
+        if total:
+            self._log.info("%s: 0 of %d", what, total)
 
     def advance(self, text: str = "") -> None:
         """One is done."""
         self._done += 1
         if self._done == self._total or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every_s
-            self._log.info("%d of %d %s done%s", self._done, self._total, self._what, f": {text}" if text else "")
+            self._log.info("%s: %d of %d%s", self._what, self._done, self._total, f" ({text})" if text else "")
 
     def end(self) -> None:
         """The work is over."""

@@ -11,7 +11,8 @@ from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_assets.orchestration.assets import WHEN_NEW, left_out
 from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
-from knonik_assets.orchestration.show import card_metadata, size_text, table
+from knonik_assets.orchestration.show import card_metadata, table
+from knonik_assets.quality.finding import size_text
 from knonik_loader.khlp.types import StorageProfile
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
     out = not_packed(card, profile)
     for name, reason in out.items():
         context.log.warning("%s is left out: %s", name, reason)
+    _warn_of_unknown(context, card)
     before = _generation(card.packed_folder(profile))
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as noticed:
@@ -106,6 +108,21 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
         },
         data_version=dg.DataVersion(dataset.manifest.digest()),
     )
+
+
+def _warn_of_unknown(context: dg.AssetExecutionContext, card: DatasetCard) -> None:
+    """A name in ``exclude`` that no episode has is most likely a typing mistake."""
+    if not card.exclude:
+        return
+    from knonik_assets.configs.validation import unknown
+    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+
+    known = [
+        name for path in list_episodes(card.episodes) for name in (path.name, EpisodeReader(path).metadata.source_id)
+    ]
+    for name in card.exclude:
+        if name not in known:
+            context.log.warning("%s: exclude: %s", card.path, unknown(name, known, "episode"))
 
 
 def not_packed(card: DatasetCard, profile: StorageProfile) -> dict[str, str]:

@@ -10,7 +10,7 @@ import dagster as dg
 
 from knonik_assets.configs.card import DatasetCard
 
-__all__ = ["MAX_ROWS", "card_metadata", "episode_pictures", "size_text", "table"]
+__all__ = ["MAX_ROWS", "card_metadata", "episode_pictures", "table"]
 
 MAX_ROWS = 100
 """Rows of a table in the event log at most; the files hold the rest."""
@@ -38,15 +38,6 @@ def _cell(value: Any, kind: str) -> str | int | float | None:  # noqa: ANN401 - 
     if kind == "float":
         return round(float(value), 4)
     return int(value) if kind == "int" else str(value)
-
-
-def size_text(count: float) -> str:
-    """Bytes in the unit that people would say them in."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def card_metadata(card: DatasetCard) -> dict[str, Any]:

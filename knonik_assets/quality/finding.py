@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "some"]
+__all__ = ["Finding", "size_text", "some"]
 
 _MOST_NAMED = 5
 
@@ -24,3 +24,12 @@ def some(items: list[str]) -> str:
     """The first few of a list, and how many more there are; empty for an empty list."""
     more = len(items) - _MOST_NAMED
     return "; ".join(items[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def size_text(count: float) -> str:
+    """Bytes in the unit that people would say them in."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

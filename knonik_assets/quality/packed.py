@@ -14,7 +14,7 @@ from crc32c import crc32c
 from pydantic import ValidationError
 
 from knonik_assets.episodes.reader import EpisodeReader, list_episodes
-from knonik_assets.quality.finding import Finding, some
+from knonik_assets.quality.finding import Finding, size_text, some
 from knonik_loader.errors import FormatError, KnonikError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import HlpEntry, Manifest
@@ -72,6 +72,12 @@ class PackedDataset:
         for entry in self.manifest.hlps:
             yield entry, self.folder / entry.uri
 
+    def opened(self) -> Iterator[tuple[HlpIndex, memoryview]]:
+        """Each KHLP file's index with its bytes; these last until the next file is asked for."""
+        for entry, path in self.files():
+            with _mapped(path) as view:
+                yield _parse(entry, path, view), view
+
     def streams(self) -> list[StreamInfo]:
         """The streams in the manifest's order."""
         return [entry.info() for entry in self.manifest.streams]
@@ -91,11 +97,10 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         raise StorageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open(entry: HlpEntry, path: Path) -> HlpIndex:
-    with _mapped(path) as view:
-        return open_index(
-            lambda offset, length: bytes(view[offset : offset + length]), len(view), entry.metadata_offset, str(path)
-        )
+def _parse(entry: HlpEntry, path: Path, view: memoryview) -> HlpIndex:
+    return open_index(
+        lambda offset, length: bytes(view[offset : offset + length]), len(view), entry.metadata_offset, str(path)
+    )
 
 
 def check_conserved(
@@ -149,8 +154,7 @@ def _stream_keys(reader: EpisodeReader) -> list[str]:
 def _frames_by_stream(dataset: PackedDataset) -> dict[str, dict[str, int]]:
     """Stream → episode → frames, counted in the KHLP files themselves."""
     counted: dict[str, dict[str, int]] = {stream.key: {} for stream in dataset.streams()}
-    for entry, path in dataset.files():
-        index = _open(entry, path)
+    for index, _ in dataset.opened():
         for shard in range(index.num_shards):
             facts = index.shard(shard)
             for stream in index.streams:
@@ -175,24 +179,25 @@ def check_intact(dataset: PackedDataset) -> Finding:
             with _mapped(path) as view:
                 if len(view) != entry.bytes or crc32c(view) != entry.crc32c:
                     wrong.append(f"{entry.uri} differs from its checksum")
-            payloads += _check_payloads(entry, path)
+                payloads += _check_payloads(_parse(entry, path, view), view)
         except (FormatError, StorageError) as error:
             wrong.append(str(error))
     return Finding(not wrong, some(wrong) or f"{payloads} payloads in {dataset.manifest.num_hlps} files are whole")
 
 
-def _check_payloads(entry: HlpEntry, path: Path) -> int:
-    index = _open(entry, path)
+def _check_payloads(index: HlpIndex, view: memoryview) -> int:
     count = 0
-    with _mapped(path) as view:
-        for shard in range(index.num_shards):
-            for stream in index.streams:
-                table = index.records(shard, stream.stream_id)
-                where = f"{path.name}, shard {shard}, {stream.key}"
-                for offset, size, crc in zip(table.offsets, table.sizes, table.crcs, strict=True):
-                    data = bytes(view[int(offset) : int(offset) + int(size)])
+    for shard in range(index.num_shards):
+        for stream in index.streams:
+            table = index.records(shard, stream.stream_id)
+            where = f"{index.where}, shard {shard}, {stream.key}"
+            for offset, size, crc in zip(table.offsets, table.sizes, table.crcs, strict=True):
+                data = view[int(offset) : int(offset) + int(size)]
+                try:
                     check_payload(data, int(size), int(crc), where)
-                    count += 1
+                finally:
+                    data.release()
+                count += 1
     return count
 
 
@@ -250,8 +255,8 @@ def _row_differences(batch: Mapping[str, Any], stream: StreamInfo, episodes: Pat
 
 def check_size(dataset: PackedDataset, max_gb: float | None) -> Finding:
     """The dataset is no larger than the card allows."""
-    size, frames = dataset.bytes / 1e9, max(dataset.manifest.num_frames, 1)
-    said = f"{size:.3g} GB, {dataset.bytes / frames / 1e3:.1f} KB a frame of all streams"
-    if max_gb is not None and size > max_gb:
+    frames = max(dataset.manifest.num_frames, 1)
+    said = f"{size_text(dataset.bytes)}, {size_text(dataset.bytes / frames)} a frame of all streams"
+    if max_gb is not None and dataset.bytes > max_gb * 1e9:
         return Finding(False, f"{said}; the card allows {max_gb:g} GB")
     return Finding(True, said)
