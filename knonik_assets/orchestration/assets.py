@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from knonik_assets.quality.examine import EpisodeRow
     from knonik_assets.quality.judge import Quality
 
-__all__ = ["WHEN_NEW", "episode_assets", "left_out"]
+__all__ = ["WHEN_NEW", "episode_assets", "episode_names", "excluded", "left_out"]
 
 WHEN_NEW = dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed()
 """Materialise when something upstream is new and no blocking check of it failed."""
@@ -132,7 +132,11 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     )
     for warning in report.warnings:
         context.log.warning(warning)
-    lost = {episode.episode_id: f"{episode.source_id}: {episode.reason}" for episode in report.failed + report.empty}
+    lost = {
+        episode.episode_id: f"{episode.source_id}: {episode.reason}"
+        for episode in report.failed + report.empty
+        if not {episode.episode_id, episode.source_id} & set(card.exclude)
+    }
     for name, reason in lost.items():
         context.log.error("%s was not ingested: %s", name, reason)
     rows = episode_rows(card.episodes, engine=card.engine, ray_options=card.ray, say=context.log.debug)
@@ -199,24 +203,44 @@ def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
     }
 
 
+def episode_names(folder: Path) -> dict[str, str]:
+    """Episode → its name in the source, of those whose metadata can be read."""
+    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+    from knonik_loader.errors import EpisodeError
+
+    names = {}
+    for path in list_episodes(folder):
+        try:
+            names[path.name] = EpisodeReader(path).metadata.source_id
+        except EpisodeError:
+            continue  # damaged: it fails its checksums and is left out for that
+    return names
+
+
+def excluded(card: DatasetCard) -> dict[str, str]:
+    """Episode → why the card excludes it, under its own name or the source's."""
+    if not card.exclude:
+        return {}
+    names = episode_names(card.episodes)
+    return {
+        episode: card.exclude[name]
+        for episode, source in names.items()
+        for name in (source, episode)
+        if name in card.exclude
+    }
+
+
 def left_out(card: DatasetCard) -> dict[str, str]:
-    """Episode → why it stays out of the packs: bad, excluded by the card (under either of its names), or not judged.
+    """Episode → why it stays out of the packs: bad, excluded by the card, or not judged.
 
     Raises:
         EpisodeError: the episodes were not judged yet.
     """
-    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+    from knonik_assets.episodes.reader import list_episodes
     from knonik_assets.quality.judge import read_quality
 
     quality = read_quality(card.episodes)
-    why = dict(quality.bad)
-    for path in list_episodes(card.episodes):
-        if path.name not in quality.episodes:
-            why[path.name] = "not judged yet; materialise ingested_episodes"
-        elif path.name in card.exclude:
-            why[path.name] = card.exclude[path.name]
-        elif card.exclude and path.name not in why:
-            source = EpisodeReader(path).metadata.source_id
-            if source in card.exclude:
-                why[path.name] = card.exclude[source]
-    return why
+    there = [path.name for path in list_episodes(card.episodes)]
+    new = [name for name in there if name not in quality.episodes]
+    bad = {name: reason for name, reason in quality.bad.items() if name in there}
+    return {**dict.fromkeys(new, "not judged yet; materialise ingested_episodes"), **bad, **excluded(card)}

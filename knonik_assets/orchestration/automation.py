@@ -1,6 +1,7 @@
 """What runs without anybody asking: re-packs on each card's cron; and the jobs that the schedules start."""
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -21,7 +22,7 @@ REPACK_JOB = "repack"
 _log = logging.getLogger(__name__)
 
 
-def jobs(partitions: dg.PartitionsDefinition[str]) -> "list[UnresolvedAssetJobDefinition]":
+def jobs() -> "list[UnresolvedAssetJobDefinition]":
     """``build_dataset``: everything for one dataset; ``repack``: its packed profiles and their checks."""
     packed = dg.AssetSelection.assets(*(asset_name(profile) for profile in PROFILES))
     return [
@@ -29,35 +30,37 @@ def jobs(partitions: dg.PartitionsDefinition[str]) -> "list[UnresolvedAssetJobDe
             BUILD_JOB,
             selection=dg.AssetSelection.all(),
             description="From raw recordings to packed datasets, with every check.",
-            partitions_def=partitions,
         ),
         dg.define_asset_job(
             REPACK_JOB,
             selection=packed,
             description="Pack again what changed; without changes nothing is written.",
-            partitions_def=partitions,
         ),
     ]
 
 
 def repack_schedules(cards: CardFolder) -> list[dg.ScheduleDefinition]:
     """One schedule for every card that has a cron; a cron that Dagster refuses is logged and costs only its own."""
-    made = []
+    made: dict[str, dg.ScheduleDefinition] = {}
     for card in cards.cards.values():
         if card.schedule is None:
             continue
+        # Dagster's names have neither dots nor dashes, so that two datasets may want the same one
+        schedule = "repack_" + re.sub(r"[^A-Za-z0-9_]", "_", card.name)
+        while schedule in made:
+            schedule += "_"
         try:
-            made.append(_schedule(card, card.schedule, cards))
+            made[schedule] = _schedule(schedule, card, card.schedule, cards)
         except dg.DagsterInvalidDefinitionError as error:
             _log.warning("%s: schedule: %s", card.path, error)
-    return made
+    return list(made.values())
 
 
-def _schedule(card: DatasetCard, cron: str, cards: CardFolder) -> dg.ScheduleDefinition:
+def _schedule(schedule: str, card: DatasetCard, cron: str, cards: CardFolder) -> dg.ScheduleDefinition:
     name = card.name
 
     @dg.schedule(
-        name="repack_" + "".join(letter if letter.isalnum() else "_" for letter in name),
+        name=schedule,
         cron_schedule=cron,
         job_name=REPACK_JOB,
         description=f"Packs {name} again when its episodes or its card changed.",

@@ -1,7 +1,7 @@
 """The checks of every asset: what a person would look at before trusting a dataset."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import dagster as dg
 
 from knonik_assets.configs.card import EPISODE_CHECKS, PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.assets import left_out
+from knonik_assets.orchestration.assets import excluded, left_out
 from knonik_assets.orchestration.context import card_of, plain_failures
 from knonik_assets.orchestration.packed_assets import asset_name, not_packed
 from knonik_assets.orchestration.raw import observe
@@ -132,19 +132,20 @@ def _episodes(card: DatasetCard) -> Answers:
     from knonik_assets.quality.judge import read_quality
 
     quality = read_quality(card.episodes)
-    out = left_out(card)
+    ours, out = excluded(card), left_out(card)
     any_good = any(name not in out for name in quality.episodes)
 
     def answer(name: str) -> tuple[dg.AssetCheckSeverity, Callable[[], Finding]]:
         check = quality.checks[name]
         blocks = check.severity == "error" and (card.on_bad_episode == "block" or not any_good)
-        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, len(quality.episodes))
+        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, ours, len(quality.episodes))
 
     return {name: answer(name) for name in EPISODE_CHECKS}
 
 
-def _episode_finding(card: DatasetCard, check: "CheckOutcome", count: int) -> Finding:
-    offenders = {name: said for name, said in check.offenders.items() if name not in card.exclude}
+def _episode_finding(card: DatasetCard, check: "CheckOutcome", ours: Collection[str], count: int) -> Finding:
+    """Offenders that the card doesn't exclude itself."""
+    offenders = {name: said for name, said in check.offenders.items() if name not in ours}
     if not offenders:
         return Finding(True, f"{count} episodes are fine")
     then = "left out of the packs" if check.severity == "error" and card.on_bad_episode == "exclude" else "reported"

@@ -38,7 +38,7 @@ def build_definitions(folder: Path | None = None) -> dg.Definitions:
     return dg.Definitions(
         assets=[*episode_assets(cards, partitions, owners), *packed_assets(cards, partitions, owners)],
         asset_checks=all_checks(cards, partitions),
-        jobs=jobs(partitions),
+        jobs=jobs(),
         schedules=repack_schedules(cards),
         # the work itself is spread over processes by the engine; a process a step would only import everything again
         executor=dg.in_process_executor,

@@ -9,7 +9,7 @@ import dagster as dg
 
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.assets import WHEN_NEW, left_out
+from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, left_out
 from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
 from knonik_assets.orchestration.show import card_metadata, table
 from knonik_assets.quality.finding import size_text
@@ -115,11 +115,9 @@ def _warn_of_unknown(context: dg.AssetExecutionContext, card: DatasetCard) -> No
     if not card.exclude:
         return
     from knonik_assets.configs.validation import unknown
-    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 
-    known = [
-        name for path in list_episodes(card.episodes) for name in (path.name, EpisodeReader(path).metadata.source_id)
-    ]
+    names = episode_names(card.episodes)
+    known = [*names, *names.values()]
     for name in card.exclude:
         if name not in known:
             context.log.warning("%s: exclude: %s", card.path, unknown(name, known, "episode"))
