@@ -71,20 +71,8 @@ def episode_assets(
     )
     def dataset_config(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         """``config.json``: what the streams are and mean. The card answers what ingest can't know."""
-        from knonik_assets.configs.dataset import build_dataset_config, write_dataset_config
-
         with plain_failures():
-            card = card_of(context, cards)
-            config = build_dataset_config(card.episodes, card.config, exclude=left_out(card))
-            path = write_dataset_config(card.episodes, config)
-        text = path.read_text()
-        return dg.MaterializeResult(
-            metadata={
-                "config": dg.MetadataValue.path(str(path)),
-                "content": dg.MetadataValue.md(f"```json\n{text}\n```"),
-            },
-            data_version=dg.DataVersion(hashlib.sha256(text.encode()).hexdigest()),
-        )
+            return _write_config(card_of(context, cards))
 
     return [raw_dataset, ingested_episodes, dataset_config]
 
@@ -147,6 +135,21 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     return dg.MaterializeResult(
         metadata=_episode_metadata(card, report, rows, quality, path),
         data_version=dg.DataVersion(_version(card.episodes, rows, quality)),
+    )
+
+
+def _write_config(card: DatasetCard) -> dg.MaterializeResult[Any]:
+    from knonik_assets.configs.dataset import build_dataset_config, write_dataset_config
+
+    config = build_dataset_config(card.episodes, card.config, exclude=left_out(card))
+    path = write_dataset_config(card.episodes, config)
+    text = path.read_text()
+    return dg.MaterializeResult(
+        metadata={
+            "config": dg.MetadataValue.path(str(path)),
+            "content": dg.MetadataValue.md(f"```json\n{text}\n```"),
+        },
+        data_version=dg.DataVersion(hashlib.sha256(text.encode()).hexdigest()),
     )
 
 
