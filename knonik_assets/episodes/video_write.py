@@ -119,6 +119,8 @@ class RgbStream:
     def params(self) -> dict[str, Any]:
         """How the stream was written, for ``stream_params``."""
         out: dict[str, Any] = {"fps": self.fps}
+        if self._rgb.shard_size is not None:
+            out["shard_size"] = self._rgb.shard_size
         if self._size is not None and self._sink is not None:
             out |= {"height": self._size[0], "width": self._size[1]} | self._sink.params()
         if self._rgb.codec == "copy" and not isinstance(self._sink, PacketSink):

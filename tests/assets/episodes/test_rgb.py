@@ -138,3 +138,8 @@ def test_speeds_differ_and_all_work(tmp_path):
             sizes[codec, speed] = path.read_bytes()
     assert sizes["vp9", 0] != sizes["vp9", 9]
     assert len({data for (codec, _), data in sizes.items() if codec == "h264"}) > 5
+
+
+def test_the_hint_for_packing_is_recorded(tmp_path):
+    write_stamped(tmp_path, 1, 2, rgb={"shard_size": 7})
+    assert EpisodeReader(tmp_path / "episode_000000").rgb_info("cam_0").params["shard_size"] == 7
