@@ -13,14 +13,16 @@ from knonik_assets.configs.documents import write_json
 from knonik_assets.configs.pack import PackMode, PackOptions
 from knonik_assets.configs.validation import validate
 from knonik_assets.engine import EngineName, check_call, map_tasks
+from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
-from knonik_assets.ingesting.progress import Progress
+from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
 from knonik_assets.packing import existing, fidelity
 from knonik_assets.packing.facts import choose_episodes, read_facts
 from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
 from knonik_assets.packing.publish import paths_of, publish
-from knonik_assets.packing.survey import survey
+from knonik_assets.packing.stored import stored_id
+from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
 from knonik_loader import access
 from knonik_loader.errors import ConfigError, PackError
@@ -105,13 +107,12 @@ def pack(
     options = validate(PackOptions, given, "pack options")
     check_call(engine, workers, ray_options=ray_options)
     source, out = _local(input_dir, "input_dir"), _local(output_dir, "output_dir")
-    if source.resolve() == out.resolve():
-        raise ConfigError(f"output_dir and input_dir are the same directory {out}; pack never writes into episodes.")
+    _check_apart(source, out)
     began = time.monotonic()
     plan = make_plan([read_facts(path) for path in choose_episodes(source, options.episodes, options.exclude)], options)
-    run = _Run(source, out, plan, engine, workers, ray_options, progress)
-    with OutputLock(out):
-        manifest = run.unchanged(overwrite=overwrite) or run.write(began)
+    run = _Run(source, out, plan, engine, workers, ray_options, progress, overwrite=overwrite)
+    # What is unchanged or refused is left alone entirely, so this looks before it locks, and once more behind the lock.
+    manifest = run.unchanged() or run.write(began)
     for text in run.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
     return paths_of(out, manifest)
@@ -123,8 +124,18 @@ def _local(path: str | Path, name: str) -> Path:
     return Path(path).expanduser()
 
 
+def _check_apart(source: Path, out: Path) -> None:
+    """Packing never writes into what it reads."""
+    source, out = source.resolve(), out.resolve()
+    if source == out:
+        raise ConfigError(f"output_dir and input_dir are the same directory {out}; pack never writes into episodes.")
+    for folder in (out, *out.parents):
+        if folder.parent == source and (folder / METADATA).is_file():
+            raise ConfigError(f"output_dir {out} is inside the episode {folder}; name a directory outside of it.")
+
+
 class _Run:
-    """One pack, holding the lock on its output."""
+    """One pack."""
 
     def __init__(
         self,
@@ -135,13 +146,16 @@ class _Run:
         workers: int | None,
         ray_options: Mapping[str, Any] | None,
         progress: Progress | None,
+        *,
+        overwrite: bool,
     ) -> None:
         self.source, self.out, self.plan = source, out, plan
         self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
+        self.overwrite = overwrite
         self.current: existing.Standing | None = None
         self.warnings: list[str] = list(plan.warnings)
 
-    def unchanged(self, *, overwrite: bool) -> Manifest | None:
+    def unchanged(self) -> Manifest | None:
         """The dataset that stands there, when it is exactly what was asked for; None when there is work to do.
 
         Raises:
@@ -153,7 +167,7 @@ class _Run:
         same = self.current.manifest.pack_fingerprint == self.plan.fingerprint
         if same and not self.current.damage:
             return self.current.manifest
-        if not overwrite:
+        if not self.overwrite:
             what = "; ".join(self.current.damage) if same else existing.changes(self.current, self.out, self.plan)
             raise PackError(
                 f"{self.out} holds a packed dataset already, and this one would differ: {what}. "
@@ -162,40 +176,55 @@ class _Run:
         return None
 
     def write(self, began: float) -> Manifest:
-        """Write files, index and manifest."""
+        """Write files, index and manifest, holding the lock on the output."""
+        found = survey(self.source, self.plan)
+        self.warnings += found.warnings
+        with OutputLock(self.out):
+            # another run may have been here while the episodes were read
+            return self.unchanged() or self._write(found, began)
+
+    def _write(self, found: Survey, began: float) -> Manifest:
         generation = existing.next_generation(self.out, self.current, self.plan)
         folder = existing.folder_of(self.out, generation)
         with storage_errors("write to", folder):
             folder.mkdir(parents=True, exist_ok=True)
         existing.sweep([self.out, folder])
-        self._clear(folder)
-        found = survey(self.source, self.plan)
-        self.warnings += found.warnings
+        self._clear(folder, generation)
+        clear_counts(self.out)
+        started = time.monotonic()
         results = self._map(
             write_file,
             [self._task(file, folder) for file in self.plan.files],
             [f"{file.name}: {sum(shard.frames for shard in file.shards)} frames" for file in self.plan.files],
             "files",
         )
+        written = time.monotonic()
         samples = fidelity.tasks(self.plan, self.source, folder)
         measured = self._map(fidelity.compare, samples, [task.episode.name for task in samples], "episodes to compare")
         psnr = fidelity.worst(self.plan.streams, measured)
-        manifest = publish(self.out, generation, self.plan, found, [result.summary for result in results], psnr)
-        self._report(manifest, results, time.monotonic() - began)
+        summaries = [result.summary for result in results]
+        manifest = publish(self.out, generation, self.plan, found, summaries, psnr)
+        clear_counts(self.out)
+        now = time.monotonic()
+        seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
+        self._report(manifest, results, seconds)
         return manifest
 
-    def _clear(self, folder: Path) -> None:
-        """Make room where a killed run with other options left files; what may be somebody's dataset is not touched."""
+    def _clear(self, folder: Path, generation: int) -> None:
+        """Make room where a killed run with other options left files that no current manifest names."""
         strangers = existing.leftovers(folder, self.plan)
-        if strangers and folder == self.out:
-            names = ", ".join(path.name for path in strangers[:3])
+        foreign = [path for path in strangers if stored_id(path) is None]
+        # a generation's folder is ours alone; the directory itself may be somebody's, unless they said otherwise
+        if foreign or (strangers and folder == self.out and not self.overwrite):
+            names = ", ".join(path.name for path in (foreign or strangers)[:3])
             raise PackError(
-                f"{folder} holds KHLP files that no manifest names and that this pack would not write ({names}; "
-                f"{len(strangers)} in all), probably of a run that was killed; remove them, or name another directory."
+                f"{folder} holds files that no manifest names and that this pack would not write ({names}), probably "
+                "of a run that was killed: remove them, say --overwrite, or name another directory."
             )
-        for path in strangers:  # a generation's folder is ours alone, and nothing names these files
+        stale = self.out / existing.manifest_name(generation)
+        for path in (stale, *strangers) if strangers else ():
             with storage_errors("remove", path):
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def _task(self, file: FilePlan, folder: Path) -> FileTask:
         episodes = self.plan.episodes
@@ -216,6 +245,7 @@ class _Run:
                 for shard in file.shards
             ),
             reencode=reencodes(self.plan.options),
+            count=progress_folder(self.out) / file.name,
         )
 
     def _map(self, fn: Callable[[Task], Value], tasks: Sequence[Task], names: Sequence[str], what: str) -> list[Value]:
@@ -224,9 +254,12 @@ class _Run:
         outcomes = map_tasks(fn, tasks, engine=self.engine, workers=self.workers, ray_options=self.ray_options)
         try:
             if self.progress is not None:
-                self.progress.begin(len(tasks), what)
+                self.progress.begin(len(tasks), what, progress_folder(self.out))
             with closing(outcomes):
                 for outcome in outcomes:
+                    if outcome.error is not None and outcome.details:
+                        outcome.error.add_note(outcome.details)
+                        raise PackError(f"{names[outcome.index]}: {outcome.error}") from outcome.error
                     if outcome.error is not None or outcome.value is None:
                         raise outcome.error or PackError(f"{names[outcome.index]} gave nothing back.")
                     values[outcome.index] = outcome.value
@@ -237,7 +270,7 @@ class _Run:
                 self.progress.end()
         return [values[index] for index in range(len(tasks))]
 
-    def _report(self, manifest: Manifest, results: Iterable[FileResult], seconds: float) -> None:
+    def _report(self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float]) -> None:
         """What the run did; the only file that holds durations."""
         files = list(results)
         size = sum(result.summary.bytes for result in files)
@@ -252,10 +285,12 @@ class _Run:
                 "bytes": size,
                 "files_written": sum(not result.reused for result in files),
                 "files_reused": sum(result.reused for result in files),
-                "psnr_y": {stream.name: stream.psnr_y for stream in manifest.streams if stream.psnr_y is not None},
+                "psnr_y": {
+                    stream.info().key: stream.psnr_y for stream in manifest.streams if stream.psnr_y is not None
+                },
                 "excluded": dict(self.plan.options.exclude),
-                "seconds": round(seconds, 3),
-                "frames_per_second": round(manifest.num_frames / seconds, 1) if seconds else None,
+                "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
+                "frames_per_second": round(manifest.num_frames / max(seconds["all"], 1e-3), 1),
                 "warnings": self.warnings,
             },
         )

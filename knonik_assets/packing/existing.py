@@ -83,7 +83,8 @@ def standing(out: Path) -> Standing | None:
         manifest = read_manifest(path)
     except FormatError as error:
         raise PackError(f"{error} Remove what is in {out}, or pack into another directory.") from error
-    files = [(entry.uri, entry.bytes) for entry in (*manifest.hlps, manifest.index)]
+    files = [(entry.uri, entry.bytes) for entry in manifest.hlps]
+    files.append((manifest.index.uri, manifest.index.bytes))
     damage = tuple(text for uri, size in files if (text := _missing(out / uri, size)))
     return Standing(manifest, damage)
 
@@ -172,7 +173,7 @@ def leftovers(folder: Path, plan: PackPlan) -> list[Path]:
 def sweep(folders: Iterable[Path]) -> None:
     """Remove half-written files of runs that died; the caller holds the directory's lock."""
     for folder in folders:
-        for path in folder.glob(f".hlp_*{PARTIAL_SUFFIX}"):
+        for path in (*folder.glob(f".hlp_*{PARTIAL_SUFFIX}"), *folder.glob(f".pack_report.*{PARTIAL_SUFFIX}")):
             with storage_errors("remove", path):
                 path.unlink(missing_ok=True)
 

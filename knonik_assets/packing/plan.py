@@ -139,8 +139,18 @@ def _common_fps(episodes: Sequence[EpisodeFacts]) -> float:
 
 
 def _clock_warnings(episodes: Sequence[EpisodeFacts], fps: float) -> Iterator[str]:
-    rates = [(episode, episode.measured_fps) for episode in episodes if episode.measured_fps is not None]
-    odd = [(episode, rate) for episode, rate in rates if abs(rate / fps - 1) > _FPS_TOLERANCE]
+    """One warning where the rate is off: for all episodes together, or for one by more than its clock's jitter."""
+    timed = [(episode, episode.measured_fps) for episode in episodes if episode.measured_fps is not None]
+    steps = sum(episode.length - 1 for episode, _ in timed)
+    seconds = sum((episode.length - 1) / rate for episode, rate in timed)
+    everywhere = bool(timed) and abs(steps / seconds / fps - 1) > _FPS_TOLERANCE
+    odd = [
+        (episode, rate)
+        for episode, rate in timed
+        if abs(rate / fps - 1) > _FPS_TOLERANCE
+        # half a frame at either end is jitter, which in a short episode looks like another rate
+        and (everywhere or abs((episode.length - 1) * (fps / rate - 1)) > 1)
+    ]
     if odd:
         episode, rate = odd[0]
         yield (

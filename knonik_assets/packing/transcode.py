@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.ingesting.progress import FrameCount
 from knonik_assets.packing.frames import FrameFeed
 from knonik_assets.packing.stored import check_whole, stored_id
 from knonik_loader.errors import EpisodeError, PackError
@@ -43,6 +44,8 @@ class FileTask:
     shards: tuple[TaskShard, ...]
     """Sorted by episode and frame."""
     reencode: bool
+    count: Path
+    """Where the worker says how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,16 @@ def write_file(task: FileTask) -> FileResult:
         if whole is not None:
             return FileResult(whole, reused=True, seconds=time.monotonic() - began)
         task.target.unlink()
-    summary = write_hlp(
-        task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=_encoded(task)
-    )
+    count = FrameCount(task.count, sum(shard.frames for shard in task.shards))
+    try:
+        shards = _encoded(task, count)
+        summary = write_hlp(task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
+    finally:
+        count.close()
     return FileResult(summary, reused=False, seconds=time.monotonic() - began)
 
 
-def _encoded(task: FileTask) -> Iterator[ShardInput]:
+def _encoded(task: FileTask, count: FrameCount) -> Iterator[ShardInput]:
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
         reader = EpisodeReader(task.input_dir / shards[0].episode_id)
@@ -87,8 +93,12 @@ def _encoded(task: FileTask) -> Iterator[ShardInput]:
             for stream, codec, feed in zip(task.streams, codecs, feeds, strict=True):
                 try:
                     records[stream.stream_id] = codec.encode(feed.take(start, stop))
-                except PackError as error:
-                    raise EpisodeError(f"{reader.path}, frames {start} to {stop - 1}: {error}") from error
+                except (EpisodeError, PackError) as error:
+                    raise EpisodeError(
+                        f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
+                        f"or leave the episode out with --exclude {shard.episode_id}."
+                    ) from error
+            count.add(shard.frames)
             yield ShardInput(
                 shard.episode_id,
                 shard.source_id,
