@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from knonik_assets.engine import EngineName, check_call, map_tasks
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
-from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
+from knonik_assets.ingesting.progress import FrameCount, Progress, clear_counts, progress_folder
 from knonik_assets.packing import existing, fidelity
 from knonik_assets.packing.facts import choose_episodes, read_facts
 from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
@@ -134,6 +135,15 @@ def _check_apart(source: Path, out: Path) -> None:
             raise ConfigError(f"output_dir {out} is inside the episode {folder}; name a directory outside of it.")
 
 
+def _write_counted(task: FileTask, counts: Path) -> FileResult:
+    """What a worker does: write a file and say now and then how far it is."""
+    count = FrameCount(counts / task.target.name, sum(shard.frames for shard in task.shards))
+    try:
+        return write_file(task, count.add)
+    finally:
+        count.close()
+
+
 class _Run:
     """One pack."""
 
@@ -193,7 +203,7 @@ class _Run:
         clear_counts(self.out)
         started = time.monotonic()
         results = self._map(
-            write_file,
+            partial(_write_counted, counts=progress_folder(self.out)),
             [self._task(file, folder) for file in self.plan.files],
             [f"{file.name}: {sum(shard.frames for shard in file.shards)} frames" for file in self.plan.files],
             "files",
@@ -245,7 +255,6 @@ class _Run:
                 for shard in file.shards
             ),
             reencode=reencodes(self.plan.options),
-            count=progress_folder(self.out) / file.name,
         )
 
     def _map(self, fn: Callable[[Task], Value], tasks: Sequence[Task], names: Sequence[str], what: str) -> list[Value]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from knonik_assets.episodes.reader import EpisodeReader
-from knonik_assets.ingesting.progress import FrameCount
 from knonik_assets.packing.frames import FrameFeed
 from knonik_assets.packing.stored import check_whole, stored_id
 from knonik_loader.errors import EpisodeError, PackError
@@ -44,8 +43,6 @@ class FileTask:
     shards: tuple[TaskShard, ...]
     """Sorted by episode and frame."""
     reencode: bool
-    count: Path
-    """Where the worker says how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,12 @@ class FileResult:
     seconds: float
 
 
-def write_file(task: FileTask) -> FileResult:
+def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> FileResult:
     """Write one file, or check and keep the one that a killed run left.
+
+    Args:
+        task: what to write.
+        done: is told of so many more frames.
 
     Raises:
         EpisodeError: an episode is damaged.
@@ -72,16 +73,12 @@ def write_file(task: FileTask) -> FileResult:
         if whole is not None:
             return FileResult(whole, reused=True, seconds=time.monotonic() - began)
         task.target.unlink()
-    count = FrameCount(task.count, sum(shard.frames for shard in task.shards))
-    try:
-        shards = _encoded(task, count)
-        summary = write_hlp(task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
-    finally:
-        count.close()
+    shards = _encoded(task, done)
+    summary = write_hlp(task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
     return FileResult(summary, reused=False, seconds=time.monotonic() - began)
 
 
-def _encoded(task: FileTask, count: FrameCount) -> Iterator[ShardInput]:
+def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput]:
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
         reader = EpisodeReader(task.input_dir / shards[0].episode_id)
@@ -98,7 +95,7 @@ def _encoded(task: FileTask, count: FrameCount) -> Iterator[ShardInput]:
                         f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
                         f"or leave the episode out with --exclude {shard.episode_id}."
                     ) from error
-            count.add(shard.frames)
+            done(shard.frames)
             yield ShardInput(
                 shard.episode_id,
                 shard.source_id,
