@@ -1,0 +1,197 @@
+"""Runs of ingest: incremental, numbered for ever, one at a time, never losing a good episode to a bad one."""
+
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.ingest import run
+from knonik_assets.ingesting.lock import OutputLock
+from knonik_loader.errors import ConfigError, EpisodeError, LoginRequired, SourceError, StorageError
+from tests.support.road import ingest_config, tree, write_raw
+from tests.support.stamps import read_stamp
+
+CONFIG = ingest_config(cameras=1)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write_raw(tmp_path / "raw", [8, 9, 10], cameras=1)
+
+
+def ingest(raw, out, config=CONFIG, **options):
+    return run(config, raw, out, engine=options.pop("engine", "inline"), **options)
+
+
+def names(outcomes):
+    return [outcome.episode_id for outcome in outcomes]
+
+
+def test_every_frame_row_and_time_arrives(raw, tmp_path):
+    report = ingest(raw, tmp_path / "out")
+    assert [outcome.frames for outcome in report.written] == [8, 9, 10]
+    for episode, length in enumerate([8, 9, 10]):
+        reader = EpisodeReader(tmp_path / "out" / f"episode_{episode:06d}")
+        assert [read_stamp(frame) for frame in reader.rgb("cam_0")] == [(0, episode, t) for t in range(length)]
+        np.testing.assert_array_equal(reader.numeric("action")[:, 0], np.arange(length))
+        np.testing.assert_allclose(reader.frame_time(), np.arange(length) / 30, atol=1e-9)
+        assert reader.metadata.source_id == f"episode_{episode}"
+        assert reader.verify() == []
+
+
+def test_unchanged_episodes_are_skipped_and_changed_ones_replaced(raw, tmp_path):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    before = tree(out)
+    assert names(ingest(raw, out).skipped) == ["episode_000000", "episode_000001", "episode_000002"]
+    assert tree(out) == before
+    shutil.copy(raw / "episode_2.hdf5", raw / "episode_1.hdf5")
+    report = ingest(raw, out)
+    assert (names(report.written), len(report.skipped)) == (["episode_000001"], 2)
+    assert EpisodeReader(out / "episode_000001").length == 10
+    report = ingest(raw, out, {**CONFIG, "fps": 20})
+    assert len(report.written) == 3
+
+
+def test_moving_the_data_changes_nothing(raw, tmp_path):
+    ingest(raw, tmp_path / "out")
+    shutil.move(raw, tmp_path / "elsewhere")
+    assert len(ingest(tmp_path / "elsewhere", tmp_path / "out").skipped) == 3
+
+
+def test_a_damaged_episode_is_made_again(raw, tmp_path):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    before = tree(out)
+    (out / "episode_000001" / "rgb_cam_0.mkv").unlink()
+    assert names(ingest(raw, out).written) == ["episode_000001"]
+    assert tree(out) == before
+
+
+def test_numbers_belong_to_their_source_for_ever(raw, tmp_path):
+    out = tmp_path / "out"
+    (raw / "episode_0.hdf5").rename(tmp_path / "late.hdf5")
+    ingest(raw, out)
+    assert EpisodeReader(out / "episode_000000").metadata.source_id == "episode_1"
+    (tmp_path / "late.hdf5").rename(raw / "episode_0.hdf5")
+    (raw / "episode_10.hdf5").write_bytes((raw / "episode_0.hdf5").read_bytes())
+    ingest(raw, out)
+    ids = {path.name: EpisodeReader(path).metadata.source_id for path in sorted(out.glob("episode_*"))}
+    assert ids == {
+        "episode_000000": "episode_1",
+        "episode_000001": "episode_2",
+        "episode_000002": "episode_0",
+        "episode_000003": "episode_10",
+    }
+    (raw / "episode_1.hdf5").unlink()
+    assert any("prune" in warning for warning in ingest(raw, out).warnings)
+    assert (out / "episode_000000").exists()
+    ingest(raw, out, prune=True)
+    assert not (out / "episode_000000").exists()
+    assert len(list(out.glob("episode_*"))) == 3
+
+
+def test_a_bad_episode_fails_alone_and_keeps_its_number(raw, tmp_path):
+    (raw / "episode_1.hdf5").write_bytes(b"not hdf5")
+    report = ingest(raw, tmp_path / "out")
+    assert (names(report.written), names(report.failed)) == (["episode_000000", "episode_000002"], ["episode_000001"])
+    assert "episode_1" in report.failed[0].reason
+    saved = json.loads((tmp_path / "out" / "ingest_report.json").read_text())
+    assert [episode["status"] for episode in saved["episodes"]] == ["written", "failed", "written"]
+
+
+def test_fail_fast_stops_at_the_first(raw, tmp_path):
+    (raw / "episode_0.hdf5").write_bytes(b"not hdf5")
+    with pytest.raises(EpisodeError):
+        ingest(raw, tmp_path / "out", fail_fast=True)
+    assert not list((tmp_path / "out").glob("episode_*"))
+
+
+def test_a_run_without_any_episode_fails(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "episode_0.hdf5").write_bytes(b"nothing")
+    with pytest.raises(EpisodeError, match="episode_0"):
+        ingest(tmp_path / "raw", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError):
+        ingest(tmp_path / "empty", tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
+
+
+def test_the_shortest_stream_decides_and_the_cut_is_recorded(raw, tmp_path):
+    with h5py.File(raw / "episode_0.hdf5", "a") as file:
+        action = file["action"][:5]
+        del file["action"]
+        file["action"] = action
+    report = ingest(raw, tmp_path / "out")
+    reader = EpisodeReader(tmp_path / "out" / "episode_000000")
+    assert reader.length == 5
+    assert sum(reader.metadata.trimmed.values()) == 3 * len(reader.metadata.trimmed) > 0
+    assert report.written[0].warnings
+    assert [read_stamp(frame)[2] for frame in reader.rgb("cam_0")] == list(range(5))
+
+
+def test_the_same_bytes_whatever_the_workers(raw, tmp_path):
+    ingest(raw, tmp_path / "one")
+    ingest(raw, tmp_path / "two", engine="processes", workers=2)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+def test_a_second_run_is_told_who_holds_the_output(raw, tmp_path):
+    with OutputLock(tmp_path / "out", "the first run"), pytest.raises(StorageError, match="the first run"):
+        ingest(raw, tmp_path / "out")
+    assert len(ingest(raw, tmp_path / "out").written) == 3
+
+
+def test_an_existing_dataset_config_is_kept_unless_forced(raw, tmp_path):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    (out / "config.json").write_text("mine")
+    ingest(raw, out)
+    assert (out / "config.json").read_text() == "mine"
+    ingest(raw, out, force_config=True)
+    assert json.loads((out / "config.json").read_text())["dataset"] == "stamped"
+
+
+def test_language_by_strength(raw, tmp_path):
+    def told(config):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        ingest(raw, out, {**config, "episode_limit": 1})
+        language = EpisodeReader(out / "episode_000000").language()
+        return language.instruction if language else None
+
+    assert told(CONFIG) is None
+    weak = {**CONFIG, "metadata": {"dataset": "d", "language_instruction": "from metadata"}}
+    assert told(weak) == "from metadata"
+    with h5py.File(raw / "episode_0.hdf5", "a") as file:
+        file.attrs["language_instruction"] = "from source"
+    assert told(weak) == "from source"
+    assert told({**weak, "language": {"instruction": "from block"}}) == "from block"
+    assert told({**weak, "language": False}) is None
+
+
+def test_copy_without_packets_is_encoded_and_says_so(raw, tmp_path):
+    report = ingest(raw, tmp_path / "out", {**CONFIG, "preset": {"rgb": {"codec": "copy"}}})
+    reader = EpisodeReader(tmp_path / "out" / "episode_000000")
+    assert reader.rgb_info("cam_0").codec == "vp9"
+    assert any("cannot be copied" in warning for warning in [*report.warnings, *report.written[0].warnings])
+
+
+def test_mistaken_calls_leave_the_output_alone(raw, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    for options in ({"engine": "threads"}, {"workers": 0}):
+        with pytest.raises(ConfigError):
+            ingest(raw, out, **options)
+    with pytest.raises(ConfigError, match="same directory"):
+        ingest(raw, raw)
+    with pytest.raises(ConfigError, match="output"):
+        run(CONFIG, raw)
+    with pytest.raises(ConfigError, match="input"):
+        run(CONFIG, output=out)
+    monkeypatch.setenv("KNONIK_ISSUER", "https://login.example.org")
+    with pytest.raises(LoginRequired):
+        ingest(raw, out)
+    assert not out.exists()
