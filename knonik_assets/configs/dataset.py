@@ -133,7 +133,27 @@ class DatasetConfig(_Strict):
         for role, name in (("action", self.roles.action), ("state", self.roles.state)):
             if not name.startswith(FILL) and name not in self.streams.numeric:
                 raise ValueError(f"roles.{role}: {unknown(name, self.streams.numeric, 'numeric stream')}")
+        for name, numeric in self.streams.numeric.items():
+            if numeric.channel_names is not None and len(numeric.channel_names) != numeric.dim:
+                raise ValueError(
+                    f"streams.numeric.{name}: {len(numeric.channel_names)} channel_names for {numeric.dim} channels"
+                )
+        self._check_arms()
         return self
+
+    def _check_arms(self) -> None:
+        """Positions must exist in every role that is bound."""
+        dims = {
+            role: self.streams.numeric[name].dim
+            for role, name in (("action", self.roles.action), ("state", self.roles.state))
+            if name in self.streams.numeric
+        }
+        for arm in self.arms:
+            numbers = [*(arm.indices if isinstance(arm.indices, list) else ()), arm.gripper]
+            for number in numbers:
+                if isinstance(number, int) and not all(0 <= number < dim for dim in dims.values()):
+                    listed = " and ".join(f"{role} has {dim}" for role, dim in dims.items())
+                    raise ValueError(f"arms: {arm.name!r} names position {number}, but {listed} numbers")
 
 
 def dataset_config_schema() -> dict[str, Any]:
@@ -201,7 +221,14 @@ def build_dataset_config(
     }
     if metadata["robot_type"] not in ("", "unknown"):
         built["robot_type"] = metadata["robot_type"]
+    for document in documents:
+        if document["fps"] != metadata["fps"]:
+            raise EpisodeError(
+                f"{out}: {metadata['episode_id']} has {metadata['fps']:g} frames a second and {document['episode_id']} "
+                f"{document['fps']:g}; set one fps in the ingest config, or ingest them into different outputs."
+            )
     where = f"answers for {out / CONFIG}" if answers else str(out / CONFIG)
+    _refuse_contradictions(built, answers or {}, where)
     return validate(DatasetConfig, _laid_over(built, answers or {}), where)
 
 
@@ -248,6 +275,22 @@ def _instruction(episode: Path) -> str | None:
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path} must hold a block of keys and values.")
     return str(document.get("instruction") or "") or None
+
+
+def _refuse_contradictions(built: Mapping[str, Any], answers: Mapping[str, Any], where: str) -> None:
+    """An answer says what the episodes leave open; what they prove cannot be answered otherwise."""
+    proven = dict(_leaves({key: built[key] for key in ("fps", "timestamps", "streams")}))
+    for place, value in _leaves(answers):
+        if proven.get(place) not in (None, value):
+            raise ConfigError(
+                f"{where}: {place} is {proven[place]!r} in the episodes, not {value!r}; remove the answer."
+            )
+    streams = answers.get("streams")
+    for kind, known in built["streams"].items():
+        said = streams.get(kind) if isinstance(streams, Mapping) else None
+        for name in said if isinstance(said, Mapping) else ():
+            if name not in known:
+                raise ConfigError(f"{where}: streams.{kind}: {unknown(name, known, 'stream')}")
 
 
 def _laid_over(base: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]:

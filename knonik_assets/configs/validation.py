@@ -154,7 +154,8 @@ def _describe(finding: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     if kind == "missing":
         return "is required."
     if kind == "value_error":
-        return str(context["error"]).rstrip(".") + "."
+        said = str(context["error"])
+        return said if said.endswith((".", "?")) else f"{said}."
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
         near = nearest(value, allowed) if isinstance(value, str) else None
