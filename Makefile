@@ -26,7 +26,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-timing
-	@$(BIN)/codespell knonik_loader knonik_assets compat tests benchmarks docs README.md CHANGELOG.md
+	@$(BIN)/codespell knonik_loader knonik_assets compat benchmarks docs/*.md README.md CHANGELOG.md
 
 ui: $(VENV)/.pipeline
 	@$(BIN)/dagster dev --host 127.0.0.1 --port 3000

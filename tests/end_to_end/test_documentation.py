@@ -61,7 +61,7 @@ def test_the_pages_run_from_top_to_bottom(tmp_path):
 def split_make(script):
     """Targets of ``make`` calls, which the test suite cannot run from inside itself, and the rest of the script."""
     makes, rest = [], []
-    for line in script.splitlines():
+    for line in script.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words and words[0] == "make":
             makes += words[1:]
