@@ -25,7 +25,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timing
+	@$(BIN)/lint-imports
 	@$(BIN)/codespell knonik_loader knonik_assets compat benchmarks docs/*.md README.md CHANGELOG.md
 
 ui: $(VENV)/.pipeline
