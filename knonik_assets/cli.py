@@ -47,6 +47,8 @@ err = Console(stderr=True)
 # Typer brings its own copy of click and exports only parts of it: the class of every mistake in a call by its subclass.
 _CallError: type[Exception] = typer.BadParameter.__mro__[2]
 
+_INTERRUPTED = 130
+
 
 class Engine(StrEnum):
     """Where episodes are worked on."""
@@ -392,10 +394,9 @@ def _run(application: typer.Typer, arguments: Sequence[str] | None) -> int:
             _say("error", mistake + hint, colour="bold red")
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        if debug:
-            raise
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # also what typer itself makes of Ctrl-C
         _say("interrupted", "stopped by Ctrl-C; what was finished is kept, run the same command again to go on.")
-        return 130
     return code if isinstance(code, int) else 0
 
 

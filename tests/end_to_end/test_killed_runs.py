@@ -98,3 +98,22 @@ def test_a_killed_repack_leaves_the_old_dataset_whole(episodes, tmp_path):
         name: data for name, data in before.items() if name != "hlp_manifest.json"
     }
     assert after["hlp_manifest.json"] == after["hlp_manifest.2.json"] != before["hlp_manifest.json"]
+
+
+def test_ctrl_c_says_what_to_do_and_loses_nothing(raw, config, episodes, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["ingest", "--config", config, "--input", raw, "--output", out, "--workers", "1"]
+    command = [str(Path(sys.executable).with_name("knonik")), *map(str, arguments)]
+    with subprocess.Popen(
+        command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        while whole_episodes(out) < 1:
+            assert run.poll() is None, "finished before it could be interrupted"
+            time.sleep(0.005)
+        os.kill(run.pid, signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    knonik(*arguments, check=True)
+    assert tree(out) == tree(episodes)
