@@ -41,7 +41,7 @@ def check_together(config: LoaderConfig, given: Mapping[str, Any]) -> None:
         )
     for key in ("multi_epoch", "multi_mix"):
         if key in given:
-            refuse(f"{key} is about a mix of datasets; leave it out, or use MultiShardedDataLoader")
+            refuse(f"{key} is about a mix of datasets, and this loader reads one; leave it out")
     if config.zerocopy:
         _check_zerocopy(config, refuse)
     scheme = config.hlp_manifest.partition("://")[0] if "://" in config.hlp_manifest else None

@@ -136,8 +136,9 @@ class LocalStorage:
 
     def size(self, key: str) -> int:
         """Bytes of a file."""
+        file = self._open(key)
         try:
-            return os.fstat(self._open(key).fd).st_size
+            return os.fstat(file.fd).st_size
         except OSError as error:
             raise _local_error(key, error) from error
 

@@ -151,3 +151,11 @@ def test_a_forked_child_is_told_that_connections_do_not_survive(bucket):
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_missing_file_is_told_once(tmp_path):
+    missing = str(tmp_path / "gone.khlp")
+    for call in (lambda storage: storage.size(missing), lambda storage: storage.read(missing, 0, 1)):
+        with pytest.raises(StorageError) as caught:
+            call(open_storage("local", {}))
+        assert str(caught.value).count(missing) == 1
