@@ -89,7 +89,8 @@ class Chroma(StrEnum):
 
 Config = Annotated[Path, typer.Option("--config", help="Ingest config, JSON or YAML.")]
 Input = Annotated[str | None, typer.Option("--input", help="Raw dataset; wins over the config's data_dir.")]
-Output = Annotated[Path, typer.Option("--output", help="Where the episode directories go.")]
+# Places are texts, not paths: a Path would make "s3:/bucket" of a URL.
+Output = Annotated[str, typer.Option("--output", help="Where the episode directories go.")]
 ForceConfig = Annotated[bool, typer.Option("--force-config", help="Write the dataset config.json anew.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Tasks at once; default: one a core.")]
 EngineOption = Annotated[Engine, typer.Option("--engine", help="Where the work runs.")]
@@ -178,8 +179,8 @@ def _pack(options: dict[str, Any], *, quiet: bool) -> None:
     out.print(str(paths[0]), highlight=False, soft_wrap=True, markup=False)
 
 
-InputDir = Annotated[Path, typer.Option("--input-dir", help="Folder of ingested episodes.")]
-OutputDir = Annotated[Path, typer.Option("--output-dir", help="Where the packed dataset goes.")]
+InputDir = Annotated[str, typer.Option("--input-dir", help="Folder of ingested episodes.")]
+OutputDir = Annotated[str, typer.Option("--output-dir", help="Where the packed dataset goes.")]
 DatasetName = Annotated[str, typer.Option("--dataset-name", help="The dataset's name in the manifest.")]
 ShardSize = Annotated[
     int | None, typer.Option("--shard-size", min=1, help="Frames a shard at most; default: the episodes' hint, or 45.")
@@ -240,7 +241,7 @@ def pack_command(
     options = _pack_options(arguments)
     if "/" in dataset_name or dataset_name in {"", ".", ".."}:
         raise ConfigError(f"--dataset-name {dataset_name!r} becomes part of a folder's name; use one without slashes.")
-    options["output_dir"] = output_dir / f"knonik_{dataset_name}_hlp"
+    options["output_dir"] = f"{output_dir.rstrip('/')}/knonik_{dataset_name}_hlp"
     _pack({**options, "storage_profile": Profile.compact_video.value}, quiet=quiet)
 
 
