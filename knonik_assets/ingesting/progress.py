@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 __all__ = ["FrameCount", "Progress", "clear_counts", "console_progress", "progress_folder"]
@@ -93,6 +93,8 @@ class _FrameBars(Bars):
     """Reads the workers' counts whenever the bars are drawn, so that no thread of our own has to wait for them."""
 
     def __init__(self, console: Console, total: int, what: str, folder: Path | None) -> None:
+        self._folder = folder
+        self._frames: TaskID | None = None  # the base class draws once before there are bars
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,12 +103,11 @@ class _FrameBars(Bars):
             console=console,
             transient=True,
         )
-        self._folder = folder
         self.pieces = self.add_task(what, total=total)
         self._frames = self.add_task("frames", total=None, visible=folder is not None)
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        if self._folder is not None and not self.finished:
+        if self._folder is not None and self._frames is not None:
             done, total = _counted(self._folder)
             self.update(self._frames, completed=done, total=total or None)
         yield from super().get_renderables()
