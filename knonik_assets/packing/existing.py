@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stored import stored_id
 from knonik_loader.errors import FormatError, PackError
 from knonik_loader.khlp.index import DatasetIndex
-from knonik_loader.khlp.manifest import MANIFEST_NAME, Manifest
+from knonik_loader.khlp.manifest import MANIFEST_NAME, Manifest, load_manifest
 from knonik_loader.khlp.writer import PARTIAL_SUFFIX
 
 __all__ = [
@@ -57,17 +55,12 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is none, contradicts itself, or is of another format version.
         StorageError: it cannot be read.
     """
     with storage_errors("read", path):
         text = path.read_bytes()
-    try:
-        return Manifest.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise FormatError(f"{path} is no manifest of this version: {place}: {first['msg']}.") from error
+    return load_manifest(text, str(path))
 
 
 def standing(out: Path) -> Standing | None:
@@ -82,7 +75,9 @@ def standing(out: Path) -> Standing | None:
     try:
         manifest = read_manifest(path)
     except FormatError as error:
-        raise PackError(f"{error} Remove what is in {out}, or pack into another directory.") from error
+        raise PackError(
+            f"{str(error).rstrip('.')}. Remove what is in {out}, or pack into another directory."
+        ) from error
     files = [(entry.uri, entry.bytes) for entry in manifest.hlps]
     files.append((manifest.index.uri, manifest.index.bytes))
     damage = tuple(text for uri, size in files if (text := _missing(out / uri, size)))
@@ -97,21 +92,21 @@ def _missing(path: Path, size: int) -> str:
 
 
 def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
-    """The number of the generation to write.
+    """The number of the generation to write: one that no manifest has, current or kept, so that every job goes on.
 
     A run that was killed just before the end may have left its generation's manifest without making it the current
     one: with the same plan it is written again under the same number.
     """
-    if current is not None:
-        return current.manifest.generation + 1
+    last = current.manifest.generation if current is not None else 0
     kept = [int(match[1]) for path in out.glob("hlp_manifest.*.json") if (match := _GENERATION.fullmatch(path.name))]
-    if not kept:
-        return 1
+    newest = max([last, *kept])
+    if newest == last:
+        return last + 1
     try:
-        newest = read_manifest(out / manifest_name(max(kept)))
+        unfinished = read_manifest(out / manifest_name(newest)).pack_fingerprint == plan.fingerprint
     except FormatError:
-        return max(kept) + 1
-    return max(kept) + (newest.pack_fingerprint != plan.fingerprint)
+        return newest + 1
+    return newest if unfinished else newest + 1
 
 
 def changes(current: Standing, out: Path, plan: PackPlan) -> str:

@@ -14,7 +14,7 @@ from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 from knonik_loader.errors import ConfigError, EpisodeError, PackError
 from knonik_loader.khlp.types import StreamKind, batch_key
 
-__all__ = ["EpisodeFacts", "StreamFacts", "choose_episodes", "read_facts"]
+__all__ = ["EpisodeFacts", "StreamFacts", "annotated", "choose_episodes", "read_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,15 @@ def read_facts(path: Path) -> EpisodeFacts:
     )
 
 
+def annotated(name: str) -> bool:
+    """Whether a file of an episode (named relative to it) holds annotations, which may be edited after ingest."""
+    return name.startswith("annotations/")
+
+
 def _check_files(path: Path, metadata: EpisodeMetadata) -> None:
-    """Sizes only: content is read, and judged, when it is packed. Annotations may be edited after ingest."""
+    """Sizes only: content is read, and judged, when it is packed."""
     for name, entry in metadata.files.items():
-        if name.startswith("annotations/"):
+        if annotated(name):
             continue
         file = path / name
         size = file.stat().st_size if file.is_file() else None

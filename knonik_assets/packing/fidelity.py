@@ -15,6 +15,7 @@ from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.packing.frames import rgb_frames
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stored import open_packed
+from knonik_loader.errors import DecodeError, EpisodeError
 from knonik_loader.khlp.types import StreamInfo
 
 __all__ = ["FRAMES_PER_EPISODE", "FidelityTask", "Sample", "compare", "luma_psnr", "tasks", "worst"]
@@ -81,16 +82,22 @@ def compare(task: FidelityTask) -> dict[str, float]:
     """Luma PSNR in dB of one episode, by batch key, over its samples together; infinite where nothing differs.
 
     Raises:
-        FormatError, DecodeError: what was packed does not read back.
-        EpisodeError: the episode does not.
+        FormatError: what was packed does not read back.
+        EpisodeError: the episode does not, or a picture that passed untouched does not decode.
     """
     reader = EpisodeReader(task.episode)
     errors: dict[str, list[float]] = {stream.key: [] for stream in task.streams}
     for sample in task.samples:
         with open_packed(sample.file) as packed:
             for stream in task.streams:
-                original = next(rgb_frames(reader, stream, sample.frame, sample.frame + 1))
-                decoded = packed.frames(sample.shard, stream, [sample.row])[sample.row]
+                try:
+                    original = next(rgb_frames(reader, stream, sample.frame, sample.frame + 1))
+                    decoded = packed.frames(sample.shard, stream, [sample.row])[sample.row]
+                except (DecodeError, EpisodeError) as error:
+                    raise EpisodeError(
+                        f"{reader.path}, frame {sample.frame}: {str(error).rstrip('.')}; mend the episode, or leave it "
+                        f"out with --exclude {reader.path.name}."
+                    ) from error
                 errors[stream.key].append(_luma_error(original, decoded))
     return {key: _decibel(sum(found) / len(found)) for key, found in errors.items()}
 

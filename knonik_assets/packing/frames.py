@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.sources.images import cut_encoded
 from knonik_loader.errors import EpisodeError
+from knonik_loader.khlp.codecs.kimg import check_jpeg
 from knonik_loader.khlp.types import FrameInput, StreamInfo
 
-__all__ = ["FrameFeed", "fit", "rgb_frames"]
+__all__ = ["FrameFeed", "check_passing", "fit", "rgb_frames"]
 
 
 def fit(image: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -29,6 +31,21 @@ def rgb_frames(reader: EpisodeReader, stream: StreamInfo, start: int, stop: int)
     height, width = stream.shape[:2]
     for image in reader.rgb(stream.name, start, stop):
         yield fit(image, height, width)
+
+
+def check_passing(stream: StreamInfo, data: bytes, frame: int) -> bytes:
+    """Refuse a JPEG that may not pass untouched because no training could decode it, or not to the stream's size.
+
+    The header is read and the segments are walked to the end marker, which finds cut pictures and strange bytes between
+    segments for a fraction of the cost of copying them. Damage inside the entropy-coded data shows only in the frames
+    that `knonik_assets.packing.fidelity` decodes.
+
+    Raises:
+        EpisodeError, PackError: naming stream and frame.
+    """
+    check_jpeg(stream, data, frame)
+    cut_encoded(data, f"stream {stream.key!r}, frame {frame}")
+    return data
 
 
 class FrameFeed:
@@ -82,7 +99,7 @@ class FrameFeed:
             if (info.height, info.width) == tuple(stream.shape[:2]):
                 jpegs = reader.rgb_jpegs(stream.name, start, stop)
                 if jpegs is not None:
-                    return jpegs
+                    return (check_passing(stream, data, frame) for frame, data in enumerate(jpegs, start))
         return rgb_frames(reader, stream, start, stop)
 
 

@@ -10,24 +10,25 @@ from typing import Any
 
 import numpy as np
 from crc32c import crc32c
-from rich.text import Text
 
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.packing.existing import read_manifest
+from knonik_assets.packing.facts import annotated
 from knonik_assets.packing.pictures import save_frames
+from knonik_assets.packing.rendering import Report, render
 from knonik_assets.packing.stored import PackedFile, crc_of_file, open_packed, stream_bytes
-from knonik_loader.errors import ConfigError, FormatError
+from knonik_loader.errors import ConfigError, EpisodeError, FormatError, SourceError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, Manifest
-from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.khlp.types import StreamInfo, StreamKind, batch_key
+from knonik_loader.khlp.verify import verify_file
 
 __all__ = ["Report", "inspect_path", "render", "save_frames"]
 
-Report = dict[str, Any]
-"""``path``, ``kind`` (khlp, manifest, index, episode, episodes, raw), ``facts``, ``streams``, ``damage`` (in words); of
-a raw dataset ``detection`` instead of facts and streams. JSON values only."""
+_FRAME_BYTES: Mapping[str, int] = {"rgb": 1, "depth": 4, "numeric": 4}
+"""Bytes of one value as a batch has it: what compression is measured against."""
 
 
 def inspect_path(path: str | Path, verify: bool = False) -> Report:
@@ -40,7 +41,7 @@ def inspect_path(path: str | Path, verify: bool = False) -> Report:
     Raises:
         ConfigError: there is nothing at the path, or raw data is to be verified.
         FormatError: the file is so damaged that it cannot be opened.
-        SourceError: a raw dataset of no known kind.
+        SourceError: nothing of any known kind.
     """
     path = Path(path).expanduser()
     if not path.exists():
@@ -64,6 +65,21 @@ def _report(path: Path, kind: str, facts: Mapping[str, Any], streams: Sequence[A
     return {"path": str(path), "kind": kind, "facts": dict(facts), "streams": list(streams), "damage": list(damage)}
 
 
+def _stream(
+    kind: StreamKind, name: str, codec: str, shape: Sequence[int], frames: int, size: int, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    raw = frames * math.prod(shape) * _FRAME_BYTES[kind]
+    return {
+        "key": batch_key(kind, name),
+        "kind": kind,
+        "codec": codec,
+        "shape": list(shape),
+        "bytes": size,
+        "of_raw": round(size / raw, 5) if raw else None,
+        "params": dict(params),
+    }
+
+
 # -- packed ------------------------------------------------------------------------------------------------------------
 
 
@@ -73,25 +89,34 @@ def _khlp(path: Path, verify: bool) -> Report:
         facts = {
             "profile": index.profile,
             "id": index.hlp_id.hex(),
-            "bytes": index.file_length,
-            "shards": index.num_shards,
+            "fps": index.streams[0].fps,
             "episodes": len(index.episodes),
             "frames": index.num_frames,
+            "shards": index.num_shards,
+            "bytes": index.file_length,
         }
         sizes = stream_bytes(index)
-        streams = [_stream(stream, index.num_frames, sizes[stream.key]) for stream in index.streams]
-        return _report(path, "khlp", facts, streams, packed.check_payloads() if verify else ())
+        streams = [_packed_stream(stream, index.num_frames, sizes) for stream in index.streams]
+    damage = [found.message for found in verify_file(path)] if verify else []
+    return _report(path, "khlp", facts, streams, damage)
+
+
+def _packed_stream(stream: StreamInfo, frames: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return _stream(
+        stream.kind, stream.name, stream.codec, stream.shape, frames, sizes.get(stream.key, 0), stream.params
+    )
 
 
 def _index(path: Path) -> Report:
     with storage_errors("read", path):
         index = DatasetIndex.from_bytes(path.read_bytes(), str(path))
+    splits = Counter(split for split in index.episodes.split if split)
     facts = {
         "episodes": len(index.episodes),
-        "shards": len(index.shards),
         "frames": index.num_frames,
+        "shards": len(index.shards),
         "irregular clocks": len(index.clocks),
-        "splits": dict(Counter(split for split in index.episodes.split if split)),
+        "splits": dict(sorted(splits.items())),
     }
     return _report(path, "index", facts, (), ())
 
@@ -102,15 +127,7 @@ def _manifest(path: Path, verify: bool) -> Report:
     index = _read_index(path.parent / manifest.index.uri, manifest, damage)
     sizes: Counter[str] = Counter()
     for number, entry in enumerate(manifest.hlps):
-        file = path.parent / entry.uri
-        damage += _check_file(file, entry, verify=verify)
-        if file.is_file():
-            try:
-                with open_packed(file, entry.metadata_offset) as packed:
-                    sizes.update(stream_bytes(packed.index))
-                    damage += _check_tables(packed, number, index)
-            except FormatError as error:
-                damage.append(str(error))
+        damage += _check_file(path.parent / entry.uri, number, entry, index, sizes, verify=verify)
     splits = Counter(index.episodes.split) if index is not None and manifest.splits else {}
     facts = {
         "dataset": manifest.dataset,
@@ -129,7 +146,7 @@ def _manifest(path: Path, verify: bool) -> Report:
         "splits": {name: splits.get(name, 0) for name in manifest.splits},
     }
     streams = [
-        {**_stream(entry.info(), manifest.num_frames, sizes[entry.info().key]), "psnr_y": entry.psnr_y}
+        {**_packed_stream(entry.info(), manifest.num_frames, sizes), "psnr_y": entry.psnr_y}
         for entry in manifest.streams
     ]
     return _report(path, "manifest", facts, streams, damage)
@@ -144,26 +161,39 @@ def _read_index(path: Path, manifest: Manifest, damage: list[str]) -> DatasetInd
     if (len(data), crc32c(data)) != (manifest.index.bytes, manifest.index.crc32c):
         damage.append(f"{path} is not the index that the manifest describes")
     try:
-        return DatasetIndex.from_bytes(data, str(path))
+        index = DatasetIndex.from_bytes(data, str(path))
     except FormatError as error:
         damage.append(str(error))
         return None
+    counts = (len(index.episodes), len(index.shards), index.num_frames)
+    if counts != (manifest.num_episodes, manifest.num_shards, manifest.num_frames):
+        damage.append(f"{path} has {counts} episodes, shards and frames, other numbers than the manifest")
+    return index
 
 
-def _check_file(path: Path, entry: HlpEntry, *, verify: bool) -> Iterator[str]:
+def _check_file(
+    path: Path, number: int, entry: HlpEntry, index: DatasetIndex | None, sizes: Counter[str], *, verify: bool
+) -> Iterator[str]:
+    """What is wrong with one file of a dataset; adds its streams' bytes to ``sizes``."""
     if not path.is_file():
         yield f"{path} is missing"
         return
     size = path.stat().st_size
     if size != entry.bytes:
         yield f"{path} has {size} bytes instead of {entry.bytes}"
-    elif verify and crc_of_file(path) != entry.crc32c:
-        try:
-            with open_packed(path, entry.metadata_offset) as packed:
-                places = list(packed.check_payloads())
-        except FormatError:
-            return  # opening it again says what is wrong
-        yield from places or [f"{path} differs from the manifest's checksum outside of its frames"]
+        return
+    if verify:
+        found = [damage.message for damage in verify_file(path, entry.metadata_offset)]
+        yield from found
+        if not found and crc_of_file(path) != entry.crc32c:
+            yield f"{path} is whole, but not the file that the manifest describes (another crc32c)"
+    try:
+        with open_packed(path, entry.metadata_offset) as packed:
+            sizes.update(stream_bytes(packed.index))
+            yield from _check_tables(packed, number, index)
+    except FormatError as error:
+        if not verify:  # else it is told already
+            yield str(error)
 
 
 def _check_tables(packed: PackedFile, number: int, index: DatasetIndex | None) -> Iterator[str]:
@@ -179,18 +209,6 @@ def _check_tables(packed: PackedFile, number: int, index: DatasetIndex | None) -
     shards = (packed.index.shard(shard) for shard in range(packed.index.num_shards))
     if listed != {i: (shard.episode_id, shard.first_frame, shard.frames) for i, shard in enumerate(shards)}:
         yield f"{packed.path} does not hold the shards that the index lists for it"
-
-
-def _stream(stream: StreamInfo, frames: int, size: int) -> dict[str, Any]:
-    raw = frames * math.prod(stream.shape) * np.dtype(stream.dtype).itemsize
-    return {
-        "key": stream.key,
-        "codec": stream.codec,
-        "shape": list(stream.shape),
-        "bytes": size,
-        "of_raw": round(size / raw, 5),
-        "params": dict(stream.params),
-    }
 
 
 # -- episodes and raw data ---------------------------------------------------------------------------------------------
@@ -211,25 +229,55 @@ def _episode(path: Path, verify: bool) -> Report:
         "instruction": language.instruction if language else "",
         "trimmed": dict(metadata.trimmed),
     }
-    damage = [f"{path}: {problem}" for problem in reader.verify()] if verify else _wrong_sizes(reader)
-    return _report(path, "episode", facts, _episode_streams(reader), damage)
+    return _report(path, "episode", facts, _episode_streams(reader), _episode_damage(reader, verify=verify))
 
 
 def _episodes(path: Path, episodes: Sequence[Path], verify: bool) -> Report:
     frames = size = 0
     damage: list[str] = []
-    sums: dict[str, dict[str, Any]] = {}
+    rates: Counter[float] = Counter()
+    datasets: set[str] = set()
+    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
     for folder in episodes:
-        reader = EpisodeReader(folder)
+        try:
+            reader = EpisodeReader(folder)
+        except EpisodeError as error:
+            damage.append(str(error))
+            continue
+        metadata = reader.metadata
         frames += reader.length
-        size += sum(entry.bytes for entry in reader.metadata.files.values())
-        damage += [f"{folder}: {problem}" for problem in reader.verify()] if verify else _wrong_sizes(reader)
+        rates[metadata.fps] += 1
+        datasets.add(metadata.dataset)
+        size += sum(entry.bytes for entry in metadata.files.values())
+        damage += _episode_damage(reader, verify=verify)
         for stream in _episode_streams(reader):
-            total = sums.setdefault(stream["key"], {**stream, "bytes": 0, "episodes": 0})
+            # episodes that differ get lines of their own: they cannot be packed together as they are
+            key = (stream["key"], stream["codec"], str(stream["shape"]))
+            total = sums.setdefault(key, {**stream, "bytes": 0, "raw": 0.0, "episodes": 0})
             total["bytes"] += stream["bytes"]
+            total["raw"] += stream["bytes"] / stream["of_raw"] if stream["of_raw"] else 0
             total["episodes"] += 1
-    facts = {"episodes": len(episodes), "frames": frames, "bytes": size}
+    for total in sums.values():
+        raw = total.pop("raw")
+        total["of_raw"] = round(total["bytes"] / raw, 5) if raw else None
+    facts = {
+        "dataset": ", ".join(sorted(datasets)),
+        "episodes": len(episodes),
+        "frames": frames,
+        "fps": rates.most_common(1)[0][0] if len(rates) == 1 else {f"{rate:g}": rates[rate] for rate in sorted(rates)},
+        "bytes": size,
+    }
     return _report(path, "episodes", facts, list(sums.values()), damage)
+
+
+def _episode_damage(reader: EpisodeReader, *, verify: bool) -> list[str]:
+    """Annotations may be edited after ingest, so that only their absence is damage."""
+    found = [] if verify else _wrong_sizes(reader)
+    for problem in reader.verify() if verify else ():
+        name, _, _ = problem.partition(" ")
+        if not annotated(name) or problem.endswith("is missing"):
+            found.append(f"{reader.path / name}{problem.removeprefix(name)}")
+    return found
 
 
 def _wrong_sizes(reader: EpisodeReader) -> list[str]:
@@ -238,77 +286,37 @@ def _wrong_sizes(reader: EpisodeReader) -> list[str]:
         file = reader.path / name
         if not file.is_file():
             found.append(f"{file} is missing")
-        elif file.stat().st_size != entry.bytes:
+        elif file.stat().st_size != entry.bytes and not annotated(name):
             found.append(f"{file} has {file.stat().st_size} bytes instead of {entry.bytes}")
     return found
 
 
 def _episode_streams(reader: EpisodeReader) -> list[dict[str, Any]]:
     metadata = reader.metadata
-    keys = [
-        *(f"rgb_{name}" for name in metadata.rgb_streams),
-        *(f"depth_{name}" for name in metadata.depth_streams),
-        *metadata.numeric_streams,
+    streams: list[tuple[StreamKind, str, str]] = [
+        *(("rgb", name, f"rgb_{name}") for name in metadata.rgb_streams),
+        *(("depth", name, f"depth_{name}") for name in metadata.depth_streams),
+        *(("numeric", name, name) for name in metadata.numeric_streams),
     ]
     found = []
-    for key in keys:
-        params = metadata.stream_params.get(key, {})
-        shape = [params[side] for side in ("height", "width", "dim") if side in params]
-        size = sum(entry.bytes for name, entry in metadata.files.items() if name.startswith((f"{key}.", f"{key}/")))
-        found.append({"key": key, "codec": params.get("codec", ""), "shape": shape, "bytes": size, "params": params})
+    for kind, name, stem in streams:
+        params = metadata.stream_params.get(batch_key(kind, name), {})
+        shape = [params[side] for side in ("height", "width", "dim") if side in params] + [3] * (kind == "rgb")
+        size = sum(entry.bytes for file, entry in metadata.files.items() if file.startswith((f"{stem}.", f"{stem}/")))
+        found.append(_stream(kind, name, params.get("codec", ""), shape, reader.length, size, params))
     return found
 
 
 def _raw(path: Path, verify: bool) -> Report:
     from knonik_assets.sources.detect import detect
 
+    try:
+        found = detect(path)
+    except SourceError as error:
+        raise SourceError(
+            f"{error} Neither is it a .khlp or .khli file, a folder with {MANIFEST_NAME}, nor one with episodes "
+            f"({METADATA})."
+        ) from error
     if verify:
         raise ConfigError(f"{path} is raw data, which has no checksums to verify; ingest it, or leave --verify out.")
-    return {"path": str(path), "kind": "raw", "detection": detect(path).to_dict(), "damage": []}
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
-def render(report: Report) -> Text:
-    """A report as lines to read."""
-    if report["kind"] == "raw":
-        from knonik_assets.sources import detect
-
-        return detect.render(detect.Detection(**report["detection"]))
-    lines = [f"{report['kind']} {report['path']}"]
-    width = max(map(len, report["facts"]))
-    for name, value in report["facts"].items():
-        if value not in ("", {}):
-            lines.append(f"  {name:<{width}}  {_value(name, value)}")
-    if report["streams"]:
-        lines += ["", *_table(report["streams"])]
-    lines += ["", *(f"damaged: {text}" for text in report["damage"])] if report["damage"] else []
-    return Text("\n".join(lines))
-
-
-def _value(name: str, value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    if isinstance(value, float):
-        return f"{value:g}"
-    return f"{value:,}".replace(",", " ") if isinstance(value, int) and name != "id" else str(value)
-
-
-def _table(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = [["stream", "codec", "shape", "bytes", "of raw", "PSNR-Y"]]
-    for stream in streams:
-        share, psnr = stream.get("of_raw"), stream.get("psnr_y")
-        rows.append([
-            stream["key"],
-            stream["codec"],
-            "x".join(map(str, stream["shape"])),
-            _value("", stream["bytes"]),
-            "" if share is None else f"{100 * share:.1f} %",
-            "" if psnr is None else f"{psnr:.1f} dB",
-        ])  # fmt: skip
-    used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-    widths = [max(len(row[column]) for row in rows) for column in used]
-    for row in rows:
-        cells = (f"{row[column]:<{wide}}" for column, wide in zip(used, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
+    return {"path": str(path), "kind": "raw", "detection": found.to_dict(), "damage": []}

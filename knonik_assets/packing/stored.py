@@ -18,6 +18,7 @@ from knonik_loader.khlp.layout import HEADER_SIZE, KHLP, check_header
 from knonik_loader.khlp.planning import closure
 from knonik_loader.khlp.reader import HlpIndex, check_payload, open_index
 from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.khlp.verify import verify_file
 from knonik_loader.khlp.writer import HlpSummary
 
 __all__ = ["PackedFile", "check_whole", "crc_of_file", "open_packed", "stored_id", "stream_bytes"]
@@ -56,16 +57,6 @@ class PackedFile:
             wanted = [int(row) for row in group.wanted]
             codec.decode(records, wanted, {row: out[row] for row in wanted})
         return out
-
-    def check_payloads(self) -> Iterator[str]:
-        """Every payload that differs from its checksum, in words."""
-        for shard in range(self.index.num_shards):
-            for stream in self.index.streams:
-                for row in range(len(self.index.records(shard, stream.stream_id))):
-                    try:
-                        self._payload(shard, stream, row)
-                    except FormatError as error:
-                        yield str(error)
 
     def _payload(self, shard: int, stream: StreamInfo, row: int) -> bytes:
         table = self.index.records(shard, stream.stream_id)
@@ -110,18 +101,15 @@ def stored_id(path: Path) -> bytes | None:
 
 
 def check_whole(path: Path) -> HlpSummary | None:
-    """What the manifest says of a file whose every payload was found undamaged; None where one was not.
+    """What the manifest says of a file whose every byte was found undamaged; None where one was not.
 
     Raises:
         StorageError: it cannot be read.
     """
-    try:
-        with open_packed(path) as packed:
-            if any(True for _ in packed.check_payloads()):
-                return None
-            index = packed.index
-    except FormatError:
+    if verify_file(path):
         return None
+    with open_packed(path) as packed:
+        index = packed.index
     return HlpSummary(index.file_length, crc_of_file(path), index.num_shards, index.metadata_offset, index.num_frames)
 
 

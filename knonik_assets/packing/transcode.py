@@ -93,7 +93,7 @@ def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput
                 except (EpisodeError, PackError) as error:
                     raise EpisodeError(
                         f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
-                        f"or leave the episode out with --exclude {shard.episode_id}."
+                        f"mend the episode, or leave it out with --exclude {shard.episode_id}."
                     ) from error
             done(shard.frames)
             yield ShardInput(

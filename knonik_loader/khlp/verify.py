@@ -95,7 +95,10 @@ def _data_damage(index: HlpIndex, read: Read) -> Iterator[Damage]:
                 start = int(offset) - entry.data_offset
                 if int(offset) >= at:
                     yield from _padding(data[at - entry.data_offset : start], at, index.where)
-                place = f"{index.where}: shard {shard} (episode {entry.episode_id!r}), {stream.key}, record {row}"
+                place = (
+                    f"{index.where}: shard {shard} (episode {entry.episode_id!r}), {stream.key}, record {row} "
+                    f"(frame {entry.first_frame + row})"
+                )
                 try:
                     check_payload(data[start : start + int(size)], int(size), int(crc), place)
                 except FormatError as error:
