@@ -163,7 +163,6 @@ class _Run:
             self._work(planned, fail_fast=fail_fast)
         except StorageError:
             with suppress(StorageError):  # the disk that refused an episode may well refuse the report
-                recover(self.out)
                 self._finish(planned, started)
             raise
         if dataset_config and (self.report.written or self.report.skipped):
@@ -217,6 +216,8 @@ class _Run:
                     if self.progress is not None:
                         self.progress.advance(_in_words(outcome))
         finally:
+            with suppress(StorageError):  # what workers that were stopped left behind; the next run removes it too
+                recover(self.out)
             self.report.episodes = [done[one.episode_id] for one in planned if one.episode_id in done]
             if self.progress is not None:
                 self.progress.end()
@@ -247,8 +248,7 @@ class _Run:
                 details=result.details,
             )
         if outcome.status != "written" and (self.out / task.episode_id).exists():
-            kept = f"{task.episode_id} as it was ingested before stays in the output"
-            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, kept]})
+            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, _kept(task.episode_id)]})
         return outcome
 
     def _dataset_config(self, *, force: bool) -> None:
@@ -279,7 +279,11 @@ def _settled(one: Planned) -> EpisodeOutcome:
     """The outcome of an episode that needs no work, or that cannot be looked at."""
     if one.unchanged is None:
         return EpisodeOutcome(
-            episode_id=one.episode_id, source_id=one.ref.source_id, status="failed", reason=str(one.error)
+            episode_id=one.episode_id,
+            source_id=one.ref.source_id,
+            status="failed",
+            reason=str(one.error),
+            warnings=[_kept(one.episode_id)],
         )
     return EpisodeOutcome(
         episode_id=one.episode_id,
@@ -287,6 +291,10 @@ def _settled(one: Planned) -> EpisodeOutcome:
         status="skipped",
         frames=one.unchanged.episode_length,
     )
+
+
+def _kept(episode_id: str) -> str:
+    return f"{episode_id} as it was ingested before stays in the output"
 
 
 def _in_words(outcome: EpisodeOutcome) -> str:

@@ -19,6 +19,7 @@ __all__ = ["LanguageOrigin", "Length", "about", "clock", "common_length", "key_o
 LanguageOrigin = Literal["config", "source", "metadata"]
 _DEFAULT_FPS = 30.0
 _REGULAR = 0.01
+_SUFFIXES = frozenset({".zarr", ".zip", ".h5", ".hdf5", ".npz", ".bag", ".mcap", ".db3"})
 
 
 def key_of(spec: StreamSpec) -> str:
@@ -119,7 +120,15 @@ def about(config: IngestConfig, facts: EpisodeFacts, root: Path) -> tuple[str, s
     attributes = dict(facts.attributes)
     own = dict(config.metadata)
     robot_type = own.pop("robot_type", None) or attributes.pop("robot_type", None) or "unknown"
-    dataset = own.pop("dataset", None) or attributes.pop("dataset", None) or root.stem or "dataset"
+    dataset = own.pop("dataset", None) or attributes.pop("dataset", None) or _name_of(root)
     for key in ("robot_type", "dataset"):
         attributes.pop(key, None)
     return str(dataset), str(robot_type), {**attributes, **own}
+
+
+def _name_of(root: Path) -> str:
+    """A dataset's name from where it lies: ``kitchen`` for ``/data/kitchen.zarr.zip``, ``v1.0`` for ``/data/v1.0``."""
+    name = root.resolve().name
+    while (suffix := Path(name).suffix.lower()) in _SUFFIXES:
+        name = name[: -len(suffix)]
+    return name or "dataset"

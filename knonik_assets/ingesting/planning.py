@@ -54,6 +54,8 @@ def plan(
                 fingerprint = source.fingerprint(ref, digests)
             except KnonikError as found:
                 error = found
+            except OSError as found:
+                error = EpisodeError(f"{found.filename or ref.source_id}: {found.strerror or found}.")
             if fingerprint != there.source_fingerprint:
                 there = None
         planned.append(Planned(ref, episode_id, there, fingerprint, error))

@@ -92,3 +92,11 @@ def test_metadata_of_the_config_is_kept_and_wins():
     dataset, robot, extra = about(config(metadata={"dataset": "d", "robot_type": "r"}), facts, Path("/data"))
     assert (dataset, robot) == ("d", "r")
     assert "robot_type" not in extra
+
+
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [("/data/kitchen.zarr.zip", "kitchen"), ("/data/v1.0", "v1.0"), ("/data/run.hdf5", "run"), ("/", "dataset")],
+)
+def test_a_dataset_is_called_after_its_folder(root, name):
+    assert about(config(), EpisodeFacts(), Path(root))[0] == name
