@@ -225,8 +225,14 @@ class _Run:
         strangers = existing.leftovers(folder, self.plan)
         foreign = [path for path in strangers if stored_id(path) is None]
         # a generation's folder is ours alone; the directory itself may be somebody's, unless they said otherwise
-        if foreign or (strangers and folder == self.out and not self.overwrite):
-            names = ", ".join(path.name for path in (foreign or strangers)[:3])
+        if foreign:
+            names = ", ".join(path.name for path in foreign[:3])
+            raise PackError(
+                f"{folder} holds files that are named like KHLP files and are none ({names}): remove them, or name "
+                "another directory."
+            )
+        if strangers and folder == self.out and not self.overwrite:
+            names = ", ".join(path.name for path in strangers[:3])
             raise PackError(
                 f"{folder} holds files that no manifest names and that this pack would not write ({names}), probably "
                 "of a run that was killed: remove them, say --overwrite, or name another directory."

@@ -13,9 +13,12 @@ import pytest
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.pack import pack
 from knonik_assets.packing.existing import read_manifest
+from knonik_assets.packing.stored import open_packed
+from knonik_loader import ShardedDataLoader
 from knonik_loader.errors import ConfigError, EpisodeError, PackError, StorageError
 from tests.assets.packing.support import read_all, write_episode, write_episodes
 from tests.support.road import tree
+from tests.support.stamps import read_stamp
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,8 @@ def test_a_killed_pack_goes_on_to_the_same_bytes(episodes, tmp_path, profile, en
     assert report["files_reused"] + report["files_written"] == read_manifest(resumed).num_hlps
 
 
-def test_a_damaged_leftover_is_written_again(episodes, tmp_path):
+@pytest.mark.parametrize("damage", ["payload", "padding", "cut"])
+def test_a_damaged_leftover_is_written_again(episodes, tmp_path, damage):
     options = {"storage_profile": "training_fast", "engine": "inline"}
     pack(episodes, tmp_path / "whole", "d", 5, 4, **options)
     out = tmp_path / "out"
@@ -74,7 +78,15 @@ def test_a_damaged_leftover_is_written_again(episodes, tmp_path):
     for path in (*out.glob("hlp_manifest*"), out / "hlp_index.khli", out / "pack_report.json"):
         path.unlink()
     data = bytearray((out / "hlp_000001.khlp").read_bytes())
-    data[len(data) // 3] ^= 1
+    if damage == "cut":
+        data = data[: len(data) // 2]
+    else:
+        # shards begin at round places, and nothing but zeros fills the bytes before them
+        with open_packed(out / "hlp_000001.khlp") as packed:
+            second = packed.index.shard(1).data_offset
+            end = packed.index.shard(0).data_offset + packed.index.shard(0).data_length
+        assert end < second
+        data[len(data) // 3 if damage == "payload" else second - 1] ^= 1
     (out / "hlp_000001.khlp").write_bytes(data)
     (out / ".hlp_000002.khlp.1234.partial").write_bytes(b"half")
     pack(episodes, out, "d", 5, 4, **options)
@@ -96,8 +108,9 @@ def test_leftovers_of_other_options_are_not_removed_in_silence(episodes, tmp_pat
     (tmp_path / "hlp_manifest.json").unlink()
     (tmp_path / "hlp_manifest.1.json").unlink()
     (tmp_path / "hlp_000009.khlp").write_text("a note of mine")
-    with pytest.raises(PackError, match=r"hlp_000009\.khlp"):
+    with pytest.raises(PackError, match=r"hlp_000009\.khlp.*remove them, or name another") as caught:
         pack(episodes, tmp_path, "d", 7, 40, overwrite=True, **options)
+    assert "--overwrite" not in str(caught.value)
     assert (tmp_path / "hlp_000009.khlp").read_text() == "a note of mine"
 
 
@@ -169,6 +182,53 @@ def test_overwrite_makes_a_generation_beside_the_old_one(episodes, tmp_path):
     pack(episodes, tmp_path, "d", 9, 5, overwrite=True, **options)
     assert read_manifest(paths[0]).generation == 3
     assert (tmp_path / "hlp_manifest.1.json").read_bytes() == first["hlp_manifest.1.json"]
+
+
+def test_a_job_on_the_old_generation_goes_on_undisturbed(episodes, tmp_path):
+    options = {"storage_profile": "training_fast", "engine": "inline"}
+    pack(episodes, tmp_path, "d", 9, 5, **options)
+    config = {
+        "decode_mode": "random_access",
+        "hlp_manifest": str(tmp_path / "hlp_manifest.json"),
+        "chunk_len": 3,
+        "batch_size": 8,
+        "framework": "numpy",
+        "rank": 0,
+        "world_size": 1,
+    }
+    seen = 0
+    with ShardedDataLoader(config) as loader:
+        for number, batch in enumerate(loader):
+            if number == 1:
+                pack(episodes, tmp_path, "d", 6, 5, overwrite=True, exclude=["episode_000000"], **options)
+            names = zip(batch["_episode_ids"], batch["_frame_indices"], batch["rgb_cam_0"], strict=True)
+            for name, anchor, frames in names:
+                episode = int(name.removeprefix("episode_"))
+                assert [read_stamp(image) for image in frames] == [
+                    (0, episode, int(anchor) + step) for step in range(3)
+                ]
+                seen += 1
+        # anchors whose window reaches past the end are left out
+        assert seen == sum(length - 2 for length in (40, 50, 60)) // 8 * 8
+    with ShardedDataLoader(config) as loader:
+        assert {name for batch in loader for name in batch["_episode_ids"]} == {"episode_000001", "episode_000002"}
+
+
+def test_a_generation_that_has_a_manifest_is_never_written_over(episodes, tmp_path):
+    options = {"storage_profile": "training_fast", "engine": "inline", "overwrite": True}
+    pack(episodes, tmp_path, "d", 9, **options)
+    pack(episodes, tmp_path, "d", 6, **options)
+    # somebody goes back to the first generation, while jobs still run on the second
+    shutil.copy(tmp_path / "hlp_manifest.1.json", tmp_path / "hlp_manifest.json")
+    before = everything(tmp_path / "gen_0002"), (tmp_path / "hlp_manifest.2.json").read_bytes()
+    manifest = pack(episodes, tmp_path, "d", 7, **options)[0]
+    assert read_manifest(manifest).generation == 3
+    assert (everything(tmp_path / "gen_0002"), (tmp_path / "hlp_manifest.2.json").read_bytes()) == before
+    # going back and asking for the newest one again makes nothing new
+    newest = tree(tmp_path)
+    shutil.copy(tmp_path / "hlp_manifest.1.json", tmp_path / "hlp_manifest.json")
+    pack(episodes, tmp_path, "d", 7, **options)
+    assert tree(tmp_path) == newest
 
 
 def test_a_killed_repack_leaves_the_old_dataset_and_goes_on(episodes, tmp_path):

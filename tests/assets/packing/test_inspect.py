@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from knonik_assets.cli import main
 from knonik_assets.pack import pack
 from knonik_assets.packing.inspect import inspect_path, render, save_frames
-from knonik_loader.errors import ConfigError, FormatError
+from knonik_assets.packing.stored import open_packed
+from knonik_loader.errors import ConfigError, EpisodeError, FormatError, SourceError
 from tests.assets.packing.support import LENGTHS, SIZE, write_episodes
 from tests.support.road import write_raw
 from tests.support.stamps import read_stamp
@@ -98,6 +100,60 @@ def test_damage_is_found_and_placed(packed):
         inspect_path(packed / "hlp_000002.khlp")
 
 
+def test_bytes_between_frames_and_a_file_of_another_pack_are_damage_too(packed, tmp_path):
+    path = packed / "hlp_000001.khlp"
+    with open_packed(path) as opened:
+        padding = opened.index.shard(1).data_offset - 1
+    flip(path, padding)
+    assert any("padding" in text for text in inspect_path(path, verify=True)["damage"])
+    assert any("padding" in text for text in inspect_path(packed, verify=True)["damage"])
+    flip(path, padding)
+    assert inspect_path(packed, verify=True)["damage"] == []
+    manifest = json.loads((packed / "hlp_manifest.json").read_text())
+    manifest["hlps"][0]["crc32c"] ^= 1
+    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    (damage,) = inspect_path(packed, verify=True)["damage"]
+    assert "hlp_000000.khlp" in damage
+    assert "not the file that the manifest describes" in damage
+    manifest["num_episodes"] = 4
+    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    (damage,) = inspect_path(packed)["damage"]
+    assert "hlp_index.khli has (3, " in damage
+    manifest["num_hlps"] = 7
+    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="says 7 files"):
+        inspect_path(packed)
+
+
+def test_the_command_says_so_with_its_exit_code(packed, episodes, tmp_path, capsys):
+    assert main(["inspect", str(packed), "--verify"]) == 0
+    assert "rgb_cam_0" in capsys.readouterr().out
+    flip(packed / "hlp_000001.khlp", 3000)
+    for path in (packed, packed / "hlp_000001.khlp"):
+        assert main(["inspect", str(path), "--verify"]) == 1
+        assert "damaged: " in capsys.readouterr().out
+        assert main(["inspect", str(path), "--verify", "--json"]) == 1
+        assert len(json.loads(capsys.readouterr().out)["damage"]) == 1
+        assert main(["inspect", str(path)]) == 0
+        capsys.readouterr()
+    flip(packed / "hlp_000001.khlp", -10)
+    assert main(["inspect", str(packed / "hlp_000001.khlp")]) == 1
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert main(["inspect", str(tmp_path / "nowhere")]) == 2
+    assert main(["inspect", str(episodes), "--frames", "1:4", "--out", str(tmp_path / "png")]) == 0
+    assert (tmp_path / "png" / "episode_000001_000004.png").is_file()
+
+
+def test_what_is_nothing_known_says_what_was_looked_for(tmp_path):
+    (tmp_path / "note.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "note.txt", tmp_path / "empty"):
+        with pytest.raises(SourceError) as caught:
+            inspect_path(path)
+        for word in (path.name, "HDF5", "LeRobot", ".khlp", "hlp_manifest.json", "metadata.json"):
+            assert word in str(caught.value)
+
+
 def test_missing_cut_and_exchanged_files_are_named(packed):
     one, two = packed / "hlp_000000.khlp", packed / "hlp_000001.khlp"
     data = one.read_bytes()
@@ -120,6 +176,37 @@ def test_damaged_episodes_are_found(episodes, tmp_path):
     (copy / "episode_000002" / "depth_front.hdf5").unlink()
     assert "missing" in inspect_path(copy)["damage"][0]
     assert "missing" in inspect_path(copy / "episode_000002")["damage"][0]
+    (copy / "episode_000000" / "metadata.json").write_text("{")
+    report = inspect_path(copy)
+    assert [text for text in report["damage"] if "episode_000000" in text]
+    assert report["facts"]["episodes"] == 3
+    assert report["facts"]["frames"] == LENGTHS[1] + LENGTHS[2]
+    with pytest.raises(EpisodeError, match=r"episode_000000.metadata\.json"):
+        inspect_path(copy / "episode_000000")
+
+
+def test_edited_annotations_are_no_damage(episodes, tmp_path):
+    copy = shutil.copytree(episodes / "episode_000001", tmp_path / "episode_000001")
+    told = copy / "annotations" / "language"
+    (file,) = [path for path in told.iterdir() if b"stack" in path.read_bytes()]
+    file.write_bytes(file.read_bytes().replace(b"stack", b"unstack"))
+    assert inspect_path(copy)["damage"] == inspect_path(copy, verify=True)["damage"] == []
+    shutil.rmtree(told)
+    for verify in (False, True):
+        assert all("missing" in text for text in inspect_path(copy, verify)["damage"])
+        assert inspect_path(copy, verify)["damage"]
+
+
+def test_lines_fit_and_columns_align(packed, episodes):
+    for path in (packed, packed / "hlp_000000.khlp", episodes, episodes / "episode_000000"):
+        lines = render(inspect_path(path)).plain.splitlines()[1:]
+        assert max(map(len, lines)) <= 100
+        (head,) = [line for line in lines if "of raw" in line]
+        table = lines[lines.index(head) + 1 :]
+        assert len(table) == 5
+        ends = {line[: head.index("of raw") - 1].rstrip()[-1] for line in table}
+        assert all(end.isdigit() for end in ends)
+        assert {line[head.index("kind") - 1] for line in table} == {" "}
 
 
 def test_frames_become_pictures(packed, episodes, tmp_path):

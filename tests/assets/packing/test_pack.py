@@ -1,6 +1,9 @@
 """Packed frames are the episodes' frames, in every profile, whatever the order and the number of workers."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -65,6 +68,20 @@ def test_every_frame_row_and_time_is_the_episodes_own(request, tmp_path, source,
         assert verify_file(path, entry.metadata_offset) == []
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("codec", ["jpeg", "h264"])
+def test_odd_sizes_come_back_whole(tmp_path, codec, profile):
+    episodes = write_episodes(tmp_path / "episodes", (13,), codec=codec, size=(81, 99))
+    manifest = pack(episodes, tmp_path / "out", "d", 5, storage_profile=profile, engine="inline")[0]
+    check_everything(manifest, episodes, (13,))
+    assert read_manifest(manifest).streams[0].shape == (81, 99, 3)
+    packed = read_all(manifest)["episode_000000"]["rgb_cam_0"]
+    own = np.stack(list(EpisodeReader(episodes / "episode_000000").rgb("cam_0")))
+    # the last row and column are pictures too, not padding
+    for edge in (np.s_[:, -1], np.s_[:, :, -1]):
+        assert np.abs(packed[edge].astype(int) - own[edge]).mean() < 8
+
+
 def test_source_jpegs_pass_byte_for_byte_unless_a_quality_is_asked_for(jpeg_episodes, tmp_path):
     def payloads(folder, **options):
         manifest = pack(jpeg_episodes, folder, "d", 8, storage_profile="training_fast", engine="inline", **options)[0]
@@ -100,6 +117,25 @@ def test_the_same_bytes_inline_with_two_workers_and_again(video_episodes, tmp_pa
     assert trees[0] == trees[1] == trees[2]
     assert sorted(trees[0])[-2:] == ["hlp_manifest.1.json", "hlp_manifest.json"]
     assert not list(tmp_path.glob("*/.knonik/progress/*"))
+
+
+PACK = """
+import sys
+from knonik_assets.pack import pack
+if __name__ == "__main__":
+    for profile in sys.argv[3:]:
+        pack(sys.argv[1], f"{sys.argv[2]}/{profile}", "d", 6, 4, storage_profile=profile, engine="inline", seed=2)
+"""
+
+
+def test_the_same_bytes_from_another_process_with_another_hash_seed(video_episodes, tmp_path):
+    for profile in PROFILES:
+        pack(video_episodes, tmp_path / "here" / profile, "d", 6, 4, storage_profile=profile, engine="inline", seed=2)
+    for hash_seed in ("1", "77"):
+        arguments = [sys.executable, "-c", PACK, str(video_episodes), str(tmp_path / hash_seed), *PROFILES]
+        subprocess.run(arguments, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True, timeout=120)
+        for profile in PROFILES:
+            assert tree(tmp_path / hash_seed / profile) == tree(tmp_path / "here" / profile)
 
 
 def test_episode_mode_keeps_episodes_whole_and_in_order(jpeg_episodes, tmp_path):
