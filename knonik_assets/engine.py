@@ -141,8 +141,8 @@ def check_call(
         ConfigError: see `map_tasks`.
     """
     for name, value in (("workers", workers), ("attempts", attempts)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}.")
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} must be at least 1, a whole number, not {value!r}.")
     if engine not in ("inline", "processes", "ray"):
         raise ConfigError(f"engine must be inline, processes or ray, not {engine!r}.")
     if ray_options and engine != "ray":

@@ -107,6 +107,8 @@ def pack(
     given = {name: value for name, value in locals().items() if name in PackOptions.model_fields}
     options = validate(PackOptions, given, "pack options")
     check_call(engine, workers, ray_options=ray_options)
+    if not isinstance(overwrite, bool):
+        raise ConfigError(f"overwrite must be True or False, not {overwrite!r}.")
     source, out = _local(input_dir, "input_dir"), _local(output_dir, "output_dir")
     _check_apart(source, out)
     began = time.monotonic()
@@ -120,6 +122,8 @@ def pack(
 
 
 def _local(path: str | Path, name: str) -> Path:
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{name} must be a path, not {path!r}.")
     if "://" in str(path):
         raise ConfigError(f"{name} {path}: packing works on local disks only in this version.")
     return Path(path).expanduser()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -48,8 +49,8 @@ class PackOptions(BaseModel):
     seed: int = 0
     pack_mode: PackMode = "shard_batch"
     storage_profile: StorageProfile = "compact_video"
-    streams: tuple[str, ...] | None = Field(None, min_length=1)
-    episodes: tuple[str, ...] | None = Field(None, min_length=1)
+    streams: tuple[str, ...] | None = None
+    episodes: tuple[str, ...] | None = None
     exclude: dict[str, str] = Field(default_factory=dict)
     """Episode → why it is left out."""
     split: dict[str, float] = Field(default_factory=dict)
@@ -61,10 +62,27 @@ class PackOptions(BaseModel):
     gop: int | None = Field(None, ge=1, le=65535)
     chroma: Literal["420", "444"] | None = None
 
+    @field_validator("shard_size", "window_size", "fps", "seed", "quality", "gop", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the caller gave
+        if isinstance(value, bool):
+            raise ValueError(f"must be a number, got {value}")  # noqa: TRY004 - the kind that pydantic collects
+        return value
+
+    @field_validator("dataset_name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable() or not value.strip():
+            raise ValueError(f"the name {value!r} must be visible, on one line")
+        return value
+
     @field_validator("streams", "episodes", mode="before")
     @classmethod
-    def _names(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the caller gave
-        return None if value is None else _split_commas(value)
+    def _names(cls, value: Any) -> Any:  # noqa: ANN401
+        names = None if value is None else _split_commas(value)
+        if names is not None and not (isinstance(names, tuple) and names):
+            raise ValueError(f"must be one name or several, got {value!r}")
+        return names
 
     @field_validator("exclude", mode="before")
     @classmethod
@@ -73,12 +91,19 @@ class PackOptions(BaseModel):
             return {}
         if isinstance(value, Mapping):
             return {name: "excluded" if reason is None else reason for name, reason in value.items()}
-        return dict.fromkeys(_split_commas(value), "excluded")
+        names = _split_commas(value)
+        if not isinstance(names, tuple):
+            raise ValueError(f"must be names of episodes, or a dict of names and reasons, got {value!r}")  # noqa: TRY004
+        return dict.fromkeys(names, "excluded")
 
     @field_validator("split", mode="before")
     @classmethod
     def _fractions(cls, value: Any) -> Any:  # noqa: ANN401
-        return {} if value is None else _pairs(value, "split", "train=0.9,val=0.1")
+        fractions = {} if value is None else _pairs(value, "split", "train=0.9,val=0.1")
+        for name, fraction in fractions.items():
+            if isinstance(fraction, bool):
+                raise ValueError(f"the fraction of split {name!r} must be a number, got {fraction}")  # noqa: TRY004
+        return fractions
 
     @field_validator("resize", mode="before")
     @classmethod
@@ -163,7 +188,7 @@ def _size(name: str, value: Any) -> Any:  # noqa: ANN401
     """(height, width) of ``HxW`` or a pair."""
     parts = value.lower().split("x") if isinstance(value, str) else value
     try:
-        height, width = (int(part) for part in parts)
+        height, width = (int(part) if isinstance(part, str) else index(part) for part in parts)
     except (TypeError, ValueError) as error:
         raise ValueError(f"resize of {name!r} must read HxW, for example 224x224, got {value!r}") from error
     if not (1 <= height <= 16384 and 1 <= width <= 16384):
