@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.episodes.storing import digest_file, storage_errors
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stats import RunningStats
 from knonik_loader.errors import EpisodeError
@@ -36,7 +37,8 @@ def survey(input_dir: Path, plan: PackPlan) -> Survey:
     """Read every episode's clock, and its numeric streams where they count for the statistics.
 
     Raises:
-        EpisodeError: an episode's clock runs backwards or is not finite, or its rows are not what was planned.
+        EpisodeError: an episode's clock runs backwards or is not finite, its rows are not what was planned, or its
+            numbers differ from their checksum.
     """
     numeric = [stream for stream in plan.streams if stream.kind == "numeric"]
     train = set(plan.train_rows)
@@ -46,6 +48,7 @@ def survey(input_dir: Path, plan: PackPlan) -> Survey:
     clocks: dict[int, npt.NDArray[np.float64]] = {}
     for row, episode in enumerate(plan.episodes):
         reader = EpisodeReader(input_dir / episode.episode_id)
+        _check_numbers(reader, ("frame_time", *(stream.name for stream in numeric)))
         times = reader.frame_time()
         _check_clock(times, reader.path)
         t0[row] = times[0]
@@ -62,6 +65,20 @@ def survey(input_dir: Path, plan: PackPlan) -> Survey:
     return Survey(
         t0, clocks, {name: stats.result() for name, stats in running.items()}, tuple(_non_finite(running, plan))
     )
+
+
+def _check_numbers(reader: EpisodeReader, names: Sequence[str]) -> None:
+    """Pictures that are damaged fail to decode; a number that is damaged is just another number, so compare digests."""
+    for file, entry in reader.metadata.files.items():
+        path = reader.path / file
+        if file.startswith(tuple(f"{name}/" for name in names)):
+            with storage_errors("read", path):
+                _, digest = digest_file(path)
+            if digest != entry.sha256:
+                raise EpisodeError(
+                    f"{path} differs from the checksum it was written with; ingest the episode again, or leave it out "
+                    f"with --exclude {reader.path.name}."
+                )
 
 
 def _check_clock(times: npt.NDArray[np.float64], path: Path) -> None:

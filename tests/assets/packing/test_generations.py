@@ -316,6 +316,22 @@ def test_an_empty_folder_holds_no_episodes(tmp_path):
         pack(tmp_path / "in", tmp_path / "out", "d")
 
 
+@pytest.mark.parametrize("stream", ["state", "frame_time"])
+def test_a_damaged_number_is_noticed(tmp_path, stream):
+    episodes = write_episodes(tmp_path / "episodes", (12, 12), cameras=0, depth=False)
+    files = [path for path in (episodes / "episode_000001" / stream).rglob("*") if path.is_file()]
+    (file,) = [path for path in files if not path.name.startswith(".")]
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(EpisodeError, match=rf"episode_000001.{stream}.*checksum.*--exclude episode_000001"):
+        pack(episodes, tmp_path / "out", "d", engine="inline")
+    assert not (tmp_path / "out").exists()
+    pack(episodes, tmp_path / "out", "d", engine="inline", exclude=["episode_000001"])
+    if stream != "frame_time":
+        pack(episodes, tmp_path / "other", "d", engine="inline", streams="action")
+
+
 def test_a_damaged_episode_is_named_with_what_to_do(tmp_path):
     episodes = write_episodes(tmp_path / "episodes", (12, 12, 12), cameras=1, depth=False)
     video = episodes / "episode_000001" / "rgb_cam_0.mkv"
