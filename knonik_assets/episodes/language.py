@@ -62,4 +62,5 @@ def read_language(folder: Path) -> Language | None:
             segments=tuple((float(one["start"]), float(one["end"]), str(one["text"])) for one in segments),
         )
     except (yaml.YAMLError, KeyError, TypeError, ValueError, FileNotFoundError) as error:
-        raise EpisodeError(f"{target} is damaged: {error}; ingest the episode again") from error
+        reason = " ".join(str(error).split())  # of YAML over several lines
+        raise EpisodeError(f"{target} is damaged: {reason}; mend it, or ingest the episode again") from error

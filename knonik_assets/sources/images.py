@@ -37,7 +37,7 @@ MAX_PIXELS = 1 << 27
 """A picture that claims more is refused before anything is allocated for it."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+_MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # no "\xff+": that searches thirty times slower
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _CHANNELS = (1, 3, 4)
 
