@@ -111,8 +111,8 @@ def idle_keys(config: LoaderConfig, profile: StorageProfile | None) -> set[str]:
         idle.add("delta_cache_block_max_shards")
     if not config.zerocopy:
         idle |= {"zerocopy_frame_shapes", "zerocopy_slots"}
-    if config.zerocopy or config.framework == "numpy":
-        idle.add("pin_memory")
+    if config.zerocopy or config.framework == "numpy" or config.augment_fn is not None:
+        idle.add("pin_memory")  # augmented samples are stacked into memory of their own
     if config.delta_timestamps is None:
         idle.add("delta_rounding")
     if profile == "training_fast":

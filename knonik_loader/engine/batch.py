@@ -148,7 +148,10 @@ class Assembler:
         return metadata
 
     def _array(self, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - array or tensor
-        return array if self._torch is None else self._torch.from_numpy(array)
+        if self._torch is None:
+            return array
+        # Pinned memory came as a tensor: only that one keeps the storage by which PyTorch tracks copies to a device.
+        return array.base if isinstance(array.base, self._torch.Tensor) else self._torch.from_numpy(array)
 
 
 def _facts(value: Any) -> str:  # noqa: ANN401 - whatever a user's function gave

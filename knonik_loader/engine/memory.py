@@ -15,11 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchMemory", "RecyclingPool", "SlotRing"]
+__all__ = ["BatchMemory", "PinnedMemory", "RecyclingPool", "SlotRing"]
 
 _PAGE = 4096
-
-Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
 
 class BatchMemory(Protocol):
@@ -43,12 +41,10 @@ class RecyclingPool:
 
     Args:
         keep: buffers of one stream and size that are remembered; more are left to the garbage collector.
-        allocate: bytes → (n,) uint8 array of fresh memory, for memory of a special kind.
     """
 
-    def __init__(self, keep: int, allocate: Allocate | None = None) -> None:
+    def __init__(self, keep: int) -> None:
         self._keep = max(1, keep)
-        self._allocate = allocate or _plain
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, int], list[npt.NDArray[np.uint8]]] = {}
         self._fresh = self._reused = 0
@@ -83,15 +79,11 @@ class RecyclingPool:
                 owners.append(owners.pop(index))
                 return owners[-1]
         self._fresh += 1
-        owner = self._allocate(size)
+        owner = np.empty(size, np.uint8)
         owners.append(owner)
         if len(owners) > self._keep:
             del owners[0]  # its user keeps it for long; it is freed with the last view
         return owner
-
-
-def _plain(size: int) -> npt.NDArray[np.uint8]:
-    return np.empty(size, np.uint8)
 
 
 def _references(owners: list[npt.NDArray[np.uint8]], index: int) -> int:
@@ -100,6 +92,39 @@ def _references(owners: list[npt.NDArray[np.uint8]], index: int) -> int:
 
 _UNUSED = _references([np.empty(1, np.uint8)], 0)
 """What `_references` gives for an array that only the list holds."""
+
+
+class PinnedMemory:
+    """Page-locked memory of PyTorch's own pool, which knows the copies to a device that still read it.
+
+    A ``non_blocking`` copy goes on after the last reference is gone, so counting references would hand out memory that
+    is still being read. PyTorch waits for such copies, as long as tensors keep the storage that it gave.
+
+    Args:
+        allocate: (shape, name of the dtype) → tensor in pinned memory.
+    """
+
+    def __init__(self, allocate: Callable[[Sequence[int], str], Any]) -> None:
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    def begin(self) -> BatchMemory:
+        """Itself: nothing is handed out twice here."""
+        return self
+
+    def take(self, turn: int, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array whose ``base`` is the tensor."""
+        del turn, name
+        with self._lock:
+            self._taken += 1
+        array: npt.NDArray[Any] = self._allocate(tuple(shape), np.dtype(dtype).name).numpy()
+        return array
+
+    def counts(self) -> dict[str, int]:
+        """Buffers asked for; which of them PyTorch reused, and what it holds, it keeps to itself."""
+        with self._lock:
+            return {"fresh": self._taken, "reused": 0, "bytes": 0}
 
 
 class SlotRing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from knonik_loader.config import LoaderConfig
 from knonik_loader.engine.batch import import_torch
 from knonik_loader.engine.dataset import PackedDataset
 from knonik_loader.engine.engine import EngineOptions
-from knonik_loader.engine.memory import Allocate, BatchMemory, RecyclingPool, SlotRing
+from knonik_loader.engine.memory import BatchMemory, PinnedMemory, RecyclingPool, SlotRing
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.types import StreamInfo
 
@@ -45,7 +46,7 @@ def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
 
 
 def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
-    """A ring of slots under ``zerocopy``, otherwise a pool that reuses what nobody holds any more.
+    """Slots under ``zerocopy``, PyTorch's pool where memory is pinned, else a pool that reuses what nobody holds.
 
     Raises:
         ConfigError: ``pin_memory`` without a device to pin for.
@@ -56,20 +57,21 @@ def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
         # ``precollate_batches`` needs slots of its own.
         slots += max(0, options.ahead - config.precollate_batches) + options.window - 1
         return SlotRing(slots, poison=bool(os.environ.get("KNONIK_POISON")))
-    pinned = config.pin_memory and config.framework == "torch"
+    if config.pin_memory and config.framework == "torch" and config.augment_fn is None:
+        return _pinned()
     # Batches in the queue and in work, the one asked for, and a few that the user still holds.
-    return RecyclingPool(options.ahead + options.window + 4, _pinned() if pinned else None)
+    return RecyclingPool(options.ahead + options.window + 4)
 
 
-def _pinned() -> Allocate:
+def _pinned() -> PinnedMemory:
     torch = import_torch()
     if not torch.cuda.is_available():
         raise ConfigError("loader_cfg.pin_memory: PyTorch sees no CUDA device to pin memory for; set it to false.")
 
-    def allocate(size: int) -> Any:  # noqa: ANN401 - torch is not typed here
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    def allocate(shape: Sequence[int], dtype: str) -> Any:  # noqa: ANN401 - torch is not typed here
+        return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True)
 
-    return allocate
+    return PinnedMemory(allocate)
 
 
 def check_shard_size(config: LoaderConfig, dataset: PackedDataset, streams: tuple[StreamInfo, ...]) -> None:

@@ -235,6 +235,7 @@ class TestInactive:
             ({"zerocopy_slots": 4, "zerocopy_frame_shapes": {"cam": [96, 96, 3]}}, None),
             ({"pin_memory": True}, ["pin_memory"]),
             ({"pin_memory": True, "framework": "torch"}, []),
+            ({"pin_memory": True, "framework": "torch", "augment_fn": dict}, ["pin_memory"]),
             ({"delta_rounding": "floor"}, ["delta_rounding"]),
             ({"delta_rounding": "floor", "delta_timestamps": {"state": [0.0]}}, []),
             ({"num_decoders": 4, "num_fetchers": 2, "decode_concurrency": 2}, ["num_decoders"]),

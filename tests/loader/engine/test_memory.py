@@ -3,6 +3,7 @@ import pytest
 
 from knonik_loader import ShardedDataLoader
 from knonik_loader.engine.memory import RecyclingPool, SlotRing
+from tests.support.packed import check_frames
 
 SHAPE = (4, 64, 64)
 
@@ -113,3 +114,28 @@ def test_zerocopy_with_some_of_the_cameras(packed):
     config = packed.config(zerocopy=True, zerocopy_frame_shapes={"cam_1": [80, 80, 3]})
     with ShardedDataLoader(config, {"cam_1": {}, "state": {}}) as loader:
         assert next(iter(loader))["_stream_names"] == ["rgb_cam_1", "state"]
+
+
+def test_pinned_memory_is_reused_by_torch_alone(packed, monkeypatch):
+    """A copy to a device reads on when nobody refers to the tensor any more; only PyTorch's own pool knows of it."""
+    torch = pytest.importorskip("torch")
+    made = []
+    empty = torch.empty
+
+    def pinned(*shape, pin_memory, **options):
+        assert pin_memory
+        made.append(empty(*shape, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", pinned)
+    with ShardedDataLoader(packed.config(framework="torch", pin_memory=True)) as loader:
+        assert loader.stats()["inactive"] == []
+        batches = 0
+        for batch in loader:
+            batches += 1
+            for key in batch["_stream_names"]:
+                assert batch[key].untyped_storage()._cdata in {tensor.untyped_storage()._cdata for tensor in made}, key
+            anchors = batch["_frame_indices"].numpy()[:, None]
+            check_frames(packed, batch, {key: anchors + np.arange(4) for key in batch["_stream_names"]})
+        assert len(made) == batches * len(batch["_stream_names"])
