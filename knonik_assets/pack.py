@@ -212,6 +212,7 @@ class _Run:
             [f"{file.name}: {sum(shard.frames for shard in file.shards)} frames" for file in self.plan.files],
             "files",
         )
+        self._check_unchanged()
         written = time.monotonic()
         samples = fidelity.tasks(self.plan, self.source, folder)
         measured = self._map(fidelity.compare, samples, [task.episode.name for task in samples], "episodes to compare")
@@ -223,6 +224,13 @@ class _Run:
         seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
         self._report(manifest, results, seconds)
         return manifest
+
+    def _check_unchanged(self) -> None:
+        """Refuse clocks, statistics and reused files of an episode that an ingest has replaced since it was planned."""
+        for episode in self.plan.episodes:
+            path = self.source / episode.episode_id
+            if read_facts(path).digest != episode.digest:
+                raise PackError(f"{path} was replaced while it was packed; pack again when ingest has ended.")
 
     def _clear(self, folder: Path, generation: int) -> None:
         """Make room where a killed run with other options left files that no current manifest names."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.packing.facts import read_facts
 from knonik_assets.packing.frames import FrameFeed
 from knonik_assets.packing.stored import check_whole, stored_id
 from knonik_loader.errors import EpisodeError, PackError
@@ -104,6 +105,9 @@ def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput
                 np.ascontiguousarray(times[start:stop], np.float64),
                 records,
             )
+        # An ingest may have replaced the episode meanwhile; the file then never gets its name.
+        if read_facts(reader.path).digest != shards[0].digest:
+            raise EpisodeError(f"{reader.path} was replaced while it was packed; pack again when ingest has ended.")
 
 
 def _by_episode(shards: Sequence[TaskShard]) -> Iterator[list[TaskShard]]:

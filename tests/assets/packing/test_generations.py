@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import knonik_assets.pack as packing_pack
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.pack import pack
 from knonik_assets.packing.existing import read_manifest
@@ -347,3 +348,19 @@ def test_a_damaged_episode_is_named_with_what_to_do(tmp_path):
     assert not list((tmp_path / "out").glob("hlp_manifest*"))
     manifest = pack(episodes, tmp_path / "out", "d", workers=2, overwrite=True, exclude=["episode_000001"])[0]
     assert list(read_all(manifest)) == ["episode_000000", "episode_000002"]
+
+
+def test_an_episode_that_is_replaced_meanwhile_is_never_mixed_in(tmp_path, monkeypatch):
+    episodes = write_episodes(tmp_path / "episodes", (9, 8))
+    real = packing_pack._Run._map
+
+    def replacing(self, fn, tasks, names, what):
+        if what == "files":
+            write_episode(episodes, 0, 9, fps=25.0)
+        return real(self, fn, tasks, names, what)
+
+    monkeypatch.setattr(packing_pack._Run, "_map", replacing)
+    with pytest.raises((PackError, EpisodeError), match="was replaced"):
+        pack(episodes, tmp_path / "out", "d", engine="inline")
+    assert not (tmp_path / "out" / "hlp_manifest.json").exists()
+    assert not list((tmp_path / "out").glob("hlp_*.khlp"))  # else a later run could take it for the old episode's
