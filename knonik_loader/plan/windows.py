@@ -145,6 +145,9 @@ def resolve_on_clock(clock: IntArray, anchors: IntArray, window: Window, fps: fl
         wanted = before + (2 * target - early - late > _TIE_US)
     frames = np.clip(wanted, 0, last)
     inside = frames == wanted
+    # Frames with one time can't be told apart by it; where the anchor is one of them, it is meant.
+    same = inside & (clock[frames] == clock[anchors][:, None])
+    frames = np.where(same, anchors[:, None], frames)
     near = np.abs(clock[frames] - target) <= period + SLACK_US
     # Beyond an end by a whole period, floor and ceil would have found another frame had the episode gone on.
     if window.rounding == "floor":

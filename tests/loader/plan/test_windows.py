@@ -158,3 +158,11 @@ def test_jitter_never_returns_a_far_frame_without_a_mask():
         if rounding == "nearest":
             best = np.abs(clock[:, None, None] - (clock[anchors][:, None] + deltas * 1e6)).min(0)
             assert (off[valid] <= best[valid] + 2).all()
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_no_offset_is_the_anchor_itself_where_two_frames_have_one_time(rounding):
+    clock = np.array([0, 33_333, 33_333, 100_000])
+    frames, valid = resolve_on_clock(clock, np.arange(4), Window.at_offsets([0.0], rounding), 30.0)
+    assert frames[:, 0].tolist() == [0, 1, 2, 3]
+    assert valid.all()
