@@ -180,6 +180,7 @@ def hash_dataset(dataset: h5py.Dataset, digest: hashlib._Hash, where: str) -> No
             dataset.id.chunk_iter(lambda info: places.append(info.chunk_offset))
             for place in sorted(places):
                 _, chunk = dataset.id.read_direct_chunk(place)
+                digest.update(f"{place}{len(chunk)}".encode())
                 digest.update(chunk)
             return
     for index in range(dataset.shape[0] if dataset.shape else 0):
