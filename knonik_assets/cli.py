@@ -285,13 +285,15 @@ def detect_command(
     write: Annotated[Path | None, typer.Option("--write", help="Write an ingest config for it here.")] = None,
 ) -> None:
     """Say what a raw dataset is: family, episodes, streams, and what looks suspicious."""
+    from knonik_assets.episodes.storing import storage_errors
     from knonik_assets.sources.detect import config_text, detect, render
 
     found = detect(raw)
     if write is not None:
         if write.exists():
             raise ConfigError(f"{write} exists already; name a new file for --write.")
-        write.write_text(config_text(found))
+        with storage_errors("write", write):
+            write.write_text(config_text(found))
     if as_json:
         out.print_json(json.dumps(found.to_dict()))
         return
@@ -319,7 +321,7 @@ def inspect_command(
     if as_json:
         out.print_json(json.dumps(report))
     else:
-        out.print(render(report), highlight=False)
+        out.print(render(report), highlight=False, soft_wrap=True)
     if frames and out_dir is not None:
         for picture in save_frames(path, frames, out_dir):
             err.print(f"wrote {picture}", highlight=False, soft_wrap=True)

@@ -53,7 +53,8 @@ def save_frames(path: str | Path, frames: Sequence[str], out_dir: str | Path) ->
             raise ConfigError(f"{path} has no camera, so that there is no picture of {text}.")
         with storage_errors("write to", out):
             out.mkdir(parents=True, exist_ok=True)
-            saved.append(out / f"{name}_{int(match[2]):06d}.png")
+            # a packed file may come from anywhere: its names must not lead out of the folder
+            saved.append(out / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}_{int(match[2]):06d}.png")
             _save(pictures, saved[-1])
     return saved
 

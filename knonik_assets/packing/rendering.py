@@ -25,7 +25,7 @@ _RIGHT = frozenset({"bytes", "of raw", "PSNR-Y"})
 
 
 def render(report: Report) -> Text:
-    """A report as lines to read."""
+    """A report as lines to read; print it with ``soft_wrap``, so that long paths can be copied."""
     if report["kind"] == "raw":
         from knonik_assets.sources import detect
 

@@ -192,3 +192,9 @@ def test_a_url_is_refused_as_a_url(raw, tmp_path):
         run = knonik(*call, module=module)
         assert run.returncode == 2, run.stderr
         one_message(run, "s3://bucket/")
+
+
+def test_a_config_that_cannot_be_written_is_one_message(raw, tmp_path):
+    run = knonik("detect", raw, "--write", tmp_path / "nowhere" / "config.yaml")
+    assert run.returncode == 1
+    one_message(run, "nowhere", "config.yaml")

@@ -12,6 +12,9 @@ from knonik_assets.pack import pack
 from knonik_assets.packing.inspect import inspect_path, render, save_frames
 from knonik_assets.packing.stored import open_packed
 from knonik_loader.errors import ConfigError, EpisodeError, FormatError, SourceError
+from knonik_loader.khlp.codecs import make_codec
+from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.khlp.writer import ShardInput, write_hlp
 from tests.assets.packing.support import LENGTHS, SIZE, write_episodes
 from tests.support.road import write_raw
 from tests.support.stamps import read_stamp
@@ -197,6 +200,14 @@ def test_edited_annotations_are_no_damage(episodes, tmp_path):
         assert inspect_path(copy, verify)["damage"]
 
 
+def test_long_paths_are_not_broken(packed, capsys):
+    path = packed / "hlp_000001.khlp"
+    flip(path, 3000)
+    damage = inspect_path(path, verify=True)["damage"]
+    main(["inspect", str(path), "--verify"])
+    assert [line for line in capsys.readouterr().out.splitlines() if "damaged" in line] == [f"damaged: {damage[0]}"]
+
+
 def test_lines_fit_and_columns_align(packed, episodes):
     for path in (packed, packed / "hlp_000000.khlp", episodes, episodes / "episode_000000"):
         lines = render(inspect_path(path)).plain.splitlines()[1:]
@@ -246,3 +257,14 @@ def test_frames_that_are_not_there_are_named(packed, episodes, tmp_path, wanted,
         for word in words:
             assert word in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_names_inside_a_file_lead_nowhere_else(tmp_path):
+    stream = StreamInfo(0, "rgb", "cam", "kimg", (8, 8, 3), "uint8", 30.0, None, {})
+    records = {0: make_codec(stream).encode([np.zeros((8, 8, 3), np.uint8)])}
+    shard = ShardInput("../../escaped/0", "raw", bytes(32), 0, np.zeros(1), records)
+    path = tmp_path / "a.khlp"
+    write_hlp(path, profile="training_fast", streams=[stream], hlp_id=bytes(16), shards=[shard])
+    (picture,) = save_frames(path, ["../../escaped/0:0"], tmp_path / "in" / "png")
+    assert picture.parent == tmp_path / "in" / "png"
+    assert picture.is_file()

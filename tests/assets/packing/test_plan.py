@@ -90,8 +90,37 @@ def test_what_decides_the_bytes_decides_the_fingerprint():
         {"resize": "rgb_cam=24x32"},
     ):
         assert make_plan(episodes, options(storage_profile="training_fast", **change)).fingerprint != base, change
+    video = make_plan(episodes, options()).fingerprint
+    assert make_plan(episodes, options(codec="h264", gop=10, chroma="420", quality=18)).fingerprint == video
+    others = [
+        make_plan(episodes, options(**change)).fingerprint
+        for change in ({"codec": "av1"}, {"gop": 9}, {"chroma": "444"}, {"quality": 19})
+    ]
+    others += [make_plan(episodes, PackOptions(dataset_name="other")).fingerprint, base]
+    others += [make_plan(episodes, options(storage_profile="training_compressed")).fingerprint, video]
+    assert len(set(others)) == len(others)
     for other in ([episodes[0]], [episodes[0], episode(1, digest=b"x" * 32)], [*episodes, episode(2)]):
         assert make_plan(other, options(storage_profile="training_fast")).fingerprint != base
+
+
+def test_episode_mode_fills_windows_with_whole_episodes():
+    lengths = (45, 46, 1, 90, 200)
+    episodes = [episode(number, length) for number, length in enumerate(lengths)]
+    plan = make_plan(episodes, options(pack_mode="episode", window_size=4))
+    assert [[(shard.episode, shard.first_frame) for shard in file.shards] for file in plan.files] == [
+        [(0, 0), (1, 0), (1, 45), (2, 0)],
+        [(3, 0), (3, 45)],
+        [(4, first) for first in (0, 45, 90, 135, 180)],
+    ]
+    assert (plan.num_frames, plan.num_shards) == (sum(lengths), 11)
+
+
+def test_splits_and_order_of_old_episodes_stay_when_others_are_added():
+    few, many = ([episode(number) for number in range(count)] for count in (6, 11))
+    given = options(split={"train": 0.5, "val": 0.5}, window_size=1, seed=3)
+    assert make_plan(many, given).splits[:6] == make_plan(few, given).splits
+    order = [file.shards[0].episode for file in make_plan(few, given).files]
+    assert [file.shards[0].episode for file in make_plan(many, given).files if file.shards[0].episode < 6] == order
 
 
 def test_a_files_id_depends_on_what_is_in_it_alone():
