@@ -107,7 +107,7 @@ def _index(path: Path, _size: int, _changed: int) -> VideoIndex:
             path=path,
             height=context.height,
             width=context.width,
-            codec=context.name,
+            codec=context.codec.canonical_name,  # a context's own name is that of the decoder at hand
             declared=stream.frames,
             time_base=stream.time_base,
             pts=pts[order],

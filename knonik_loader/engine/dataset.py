@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
-from pydantic import ValidationError
 
 from knonik_loader.engine.storage import Storage
 from knonik_loader.errors import (
-    BadMagicError,
     ChecksumError,
     FormatError,
     TruncatedError,
-    UnsupportedFeatureError,
 )
 from knonik_loader.khlp.index import DatasetIndex
-from knonik_loader.khlp.manifest import FORMAT_VERSION, Manifest
+from knonik_loader.khlp.manifest import Manifest, load_manifest
 from knonik_loader.khlp.reader import HlpIndex, open_index
 from knonik_loader.khlp.types import StreamInfo
 
@@ -210,25 +205,6 @@ def read_manifest(storage: Storage, key: str) -> Manifest:
 
     Raises:
         StorageError: it can't be read.
-        FormatError: it isn't a manifest, or of a version that this reader doesn't know.
+        FormatError: it isn't a manifest, contradicts itself, or is of a version that this reader doesn't know.
     """
-    data = storage.read_all(key)
-    try:
-        content: Any = json.loads(data)
-    except ValueError as error:
-        raise BadMagicError(
-            f"{key} is not JSON ({error}); hlp_manifest names the hlp_manifest.json of a pack."
-        ) from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if version is None:
-        raise BadMagicError(f"{key} is not a manifest: it has no format_version; name the hlp_manifest.json of a pack.")
-    if version != FORMAT_VERSION:
-        raise UnsupportedFeatureError(
-            f"{key} has format_version {version}, this version reads {FORMAT_VERSION}; update Knonik, or pack again."
-        )
-    try:
-        return Manifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise FormatError(f"{key}: {place}: {first['msg']}; the manifest was edited or damaged, pack again.") from error
+    return load_manifest(storage.read_all(key), key)

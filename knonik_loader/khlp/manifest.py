@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from knonik_loader.errors import FormatError, UnsupportedFeatureError
+from knonik_loader.errors import BadMagicError, FormatError, UnsupportedFeatureError
 from knonik_loader.khlp.sections import check_stream
 from knonik_loader.khlp.types import StorageProfile, StreamInfo, StreamKind
 
@@ -146,15 +146,18 @@ def load_manifest(text: str | bytes, where: str) -> Manifest:
         where: its name for messages.
 
     Raises:
+        BadMagicError: not a manifest.
         UnsupportedFeatureError: a format version that this version of knonik cannot read.
-        FormatError: not a manifest, or one that contradicts itself.
+        FormatError: a manifest that contradicts itself.
     """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: is not JSON ({error}); is it a KHLP manifest?") from error
+        raise BadMagicError(f"{where}: is not JSON ({error}); name the hlp_manifest.json of a pack") from error
     if not isinstance(data, dict) or "format_version" not in data:
-        raise FormatError(f"{where}: is not a KHLP manifest: it has no format_version")
+        raise BadMagicError(
+            f"{where}: is not a KHLP manifest: it has no format_version; name the hlp_manifest.json of a pack"
+        )
     # the version comes first: what another version means by a key is not for this one to judge
     if data["format_version"] != FORMAT_VERSION:
         raise UnsupportedFeatureError(

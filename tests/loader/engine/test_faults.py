@@ -152,6 +152,7 @@ def test_a_damaged_index_or_manifest_is_refused(copy):
         ("[]", BadMagicError, "format_version"),
         (text.replace('"format_version": 1', '"format_version": 2'), UnsupportedFeatureError, "2"),
         (text.replace('"fps": 30', '"fps": "x"'), FormatError, "fps"),
+        (text.replace('"num_hlps": ', '"num_hlps": 9'), FormatError, "but lists"),
     ):
         copy.manifest.write_text(wrong)
         with pytest.raises(kind, match=said):
