@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -14,7 +15,10 @@ import yaml
 
 from knonik_loader.errors import ConfigError, StorageError
 
-__all__ = ["load_document", "load_yaml", "parse_json", "parse_yaml", "plain", "write_json"]
+__all__ = ["load_document", "load_yaml", "local_path", "parse_json", "parse_yaml", "plain", "write_json"]
+
+_DEEPEST = 64
+_MOST_ENTRIES = 100_000
 
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
 
@@ -32,6 +36,19 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 - any document
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # what its constructors let through
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_short(node.value)} cannot be read as {node.tag.rpartition(':')[2]}", node.start_mark
+            ) from error
+
+
+def _short(value: object) -> str:
+    text = repr(value) if isinstance(value, str) else "this"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -59,6 +76,8 @@ def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401 - any document
         raise ConfigError(f"{where}{line}: {error.problem or error.context}; correct the YAML there.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is no YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply for a config.") from error
     return plain(document, where)
 
 
@@ -87,6 +106,10 @@ def parse_json(text: str, where: str) -> Any:  # noqa: ANN401 - any document
             f"{where}, line {error.lineno}, column {error.colno}: {error.msg[0].lower()}{error.msg[1:]}; "
             "correct the JSON there."
         ) from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{where} holds a number that is too long: {error}.") from error
     except RecursionError as error:
         raise ConfigError(f"{where} is nested too deeply for a config.") from error
 
@@ -111,13 +134,31 @@ def _readable(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
+def local_path(given: str | Path, what: str) -> Path:
+    """A path that somebody typed, its ``~`` filled in.
+
+    Args:
+        given: the path.
+        what: what to call it in messages.
+
+    Raises:
+        ConfigError: no path can look like this, or its ``~user`` has no home.
+    """
+    if "\0" in str(given):
+        raise ConfigError(f"{what} {str(given)!r} holds a zero byte, which no path can; correct it.")
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{what} {str(given)!r}: there is no such user with a home; write the path out.") from error
+
+
 def load_document(path: str | Path) -> Any:  # noqa: ANN401 - any document
     """The document in a file: JSON when it is called ``.json``, else YAML.
 
     Raises:
         ConfigError: the file is missing, unreadable or unparsable; with the line.
     """
-    path = Path(path).expanduser()
+    path = local_path(path, "config")
     with _readable(path):
         text = path.read_text(encoding="utf-8-sig")
     return parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
@@ -129,33 +170,63 @@ def load_yaml(path: str | Path) -> Any:  # noqa: ANN401 - any document
     Raises:
         ConfigError: the file is missing, unreadable or unparsable; with the line.
     """
-    path = Path(path).expanduser()
+    path = local_path(path, "config")
     with _readable(path):
         text = path.read_text(encoding="utf-8-sig")
     return parse_yaml(text, str(path))
 
 
-def plain(value: Any, where: str, place: str = "") -> Any:  # noqa: ANN401 - any document
+def plain(value: Any, where: str) -> Any:  # noqa: ANN401 - any document
     """A copy made of dicts with text keys, lists and scalars only; paths become text.
 
     Raises:
-        ConfigError: something in it cannot stand in a JSON document; with its place.
+        ConfigError: something in it cannot stand in a JSON document, or it is nested or repeated (by YAML's anchors)
+            beyond what a config can mean; with its place.
     """
-    at = f"{place}: " if place else ""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ConfigError(f"{where}: {at}the key {key!r} is no text; put it in quotes.")
-        return {key: plain(entry, where, f"{place}.{key}" if place else key) for key, entry in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return plain(value.tolist(), where, place)
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [plain(entry, where, f"{place}[{index}]") for index, entry in enumerate(value)]
-    raise ConfigError(f"{where}: {at}a {type(value).__name__} cannot stand in a config; use text, numbers or lists.")
+    return _Copy(where).of(value, "", 0)
+
+
+class _Copy:
+    """One copying of a document. It counts: a few lines of YAML anchors can stand for billions of entries."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.left = _MOST_ENTRIES
+
+    def of(self, value: Any, place: str, depth: int) -> Any:  # noqa: ANN401 - any document
+        self.left -= 1
+        if depth > _DEEPEST or self.left < 0:
+            what = "is nested too deeply" if depth > _DEEPEST else f"holds more than {_MOST_ENTRIES} entries"
+            raise ConfigError(f"{self.where} {what} for a config; look for anchors (&, *) that repeat themselves.")
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    raise self._mistake(place, f"the key {key!r} is no text; put it in quotes.")
+            return {
+                self._text(key, place): self.of(entry, f"{place}.{key}" if place else key, depth + 1)
+                for key, entry in value.items()
+            }
+        if isinstance(value, str | Path):
+            return self._text(str(value), place)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self._mistake(place, f"{value} is no number that a config can hold; give a finite one.")
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if hasattr(value, "tolist"):  # NumPy scalars and arrays
+            return self.of(value.tolist(), place, depth + 1)
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [self.of(entry, f"{place}[{index}]", depth + 1) for index, entry in enumerate(value)]
+        raise self._mistake(place, f"a {type(value).__name__} cannot stand in a config; use text, numbers or lists.")
+
+    def _text(self, text: str, place: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise self._mistake(place, f"{text!r} holds half a character (a lone surrogate); correct it.") from error
+        return text
+
+    def _mistake(self, place: str, what: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {f'{place}: ' if place else ''}{what}")
 
 
 def write_json(path: Path, value: Any) -> Path:  # noqa: ANN401 - any document

@@ -72,7 +72,7 @@ class RgbPreset(_Strict):
 class DepthPreset(_Strict):
     """Depth streams."""
 
-    quantization_mm: float = Field(default=1.0, gt=0)
+    quantization_mm: float = Field(default=1.0, ge=0.001, le=1000)
     max_m: float | None = Field(default=None, gt=0)
     """Readings above become "no reading" and are counted; None: what uint16 holds (65535 x quantization_mm)."""
 
