@@ -90,7 +90,9 @@ def write_array(path: Path, values: npt.NDArray[Any], preset: NumericPreset) -> 
             # Chunks that equal the fill value are left out by default, which saves nothing and looks like lost files.
             config={"write_empty_chunks": True},
         )
-        array[...] = values
+        # One chunk at a time: a full disk must not leave others being written while the folder is removed.
+        with zarr.config.set({"async.concurrency": 1}):
+            array[...] = values
 
 
 def read_array(path: Path, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:

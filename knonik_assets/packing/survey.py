@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +36,11 @@ class Survey:
 
 
 def survey(input_dir: Path, plan: PackPlan) -> Survey:
-    """Read every episode's clock, and its numeric streams where they count for the statistics.
+    """Check every episode's files, and read its clock and the numeric streams that count for the statistics.
 
     Raises:
-        EpisodeError: an episode's clock runs backwards or is not finite, its rows are not what was planned, or its
-            numbers differ from their checksum.
+        EpisodeError: an episode's clock runs backwards or is not finite, its rows are not what was planned, or a
+            file of it differs from its checksum.
     """
     numeric = [stream for stream in plan.streams if stream.kind == "numeric"]
     train = set(plan.train_rows)
@@ -48,7 +50,7 @@ def survey(input_dir: Path, plan: PackPlan) -> Survey:
     clocks: dict[int, npt.NDArray[np.float64]] = {}
     for row, episode in enumerate(plan.episodes):
         reader = EpisodeReader(input_dir / episode.episode_id)
-        _check_numbers(reader, ("frame_time", *(stream.name for stream in numeric)))
+        _check_files(reader, plan)
         times = reader.frame_time()
         _check_clock(times, reader.path)
         t0[row] = times[0]
@@ -67,18 +69,26 @@ def survey(input_dir: Path, plan: PackPlan) -> Survey:
     )
 
 
-def _check_numbers(reader: EpisodeReader, names: Sequence[str]) -> None:
-    """Pictures that are damaged fail to decode; a number that is damaged is just another number, so compare digests."""
-    for file, entry in reader.metadata.files.items():
-        path = reader.path / file
-        if file.startswith(tuple(f"{name}/" for name in names)):
-            with storage_errors("read", path):
-                _, digest = digest_file(path)
-            if digest != entry.sha256:
+def _check_files(reader: EpisodeReader, plan: PackPlan) -> None:
+    """Compare what is about to be packed with its checksums.
+
+    A damaged number is just another number, and damaged pictures need not fail either: JPEGs pass undecoded, and video
+    decoders paint over what is missing.
+    """
+    packed = tuple(f"{stream.name}/" if stream.kind == "numeric" else f"{stream.key}." for stream in plan.streams)
+    names = [name for name in reader.metadata.files if name.startswith(("frame_time/", *packed))]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing lets go of the interpreter
+        for name, digest in zip(names, pool.map(_digest, [reader.path / name for name in names]), strict=True):
+            if digest != reader.metadata.files[name].sha256:
                 raise EpisodeError(
-                    f"{path} differs from the checksum it was written with; ingest the episode again, or leave it out "
-                    f"with --exclude {reader.path.name}."
+                    f"{reader.path / name} differs from the checksum it was written with; remove the episode and "
+                    f"ingest it again, or leave it out with --exclude {reader.path.name}."
                 )
+
+
+def _digest(path: Path) -> str:
+    with storage_errors("read", path):
+        return digest_file(path)[1]
 
 
 def _check_clock(times: npt.NDArray[np.float64], path: Path) -> None:

@@ -132,3 +132,15 @@ def test_cmyk_is_refused_because_no_loader_could_decode_it(tmp_path):
         writer.add_rgb("cam")
         with pytest.raises(EpisodeError, match="CMYK"):
             writer.rgb("cam", EncodedImage(cmyk(), "jpeg"))
+
+
+def test_a_jpeg_that_would_not_decode_is_refused(tmp_path):
+    data = encode(episode_arrays(0, 1, 1)["cam_0"][0])
+    start = data.index(b"\xff\xda") + 14  # inside the entropy-coded pixels, which no header tells about
+    damaged = data[:start] + bytes(40) + data[start + 40 :]
+    with open_writer(tmp_path, rgb={"codec": "jpeg"}) as writer:
+        writer.add_rgb("cam")
+        writer.rgb("cam", EncodedImage(data, "jpeg"))
+        with pytest.raises(EpisodeError, match=r"'rgb_cam', frame 1.*damaged"):
+            writer.rgb("cam", EncodedImage(damaged, "jpeg"))
+        writer.abort()

@@ -1,9 +1,12 @@
 """JPEGs that pass untouched: one that no training could decode is refused while packing, named with its frame."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import simplejpeg
 
+from knonik_assets.episodes.metadata import METADATA, read_metadata
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.pack import pack
 from knonik_assets.packing.frames import check_passing
@@ -30,6 +33,10 @@ def spoil(episodes, frames, broken):
             assert len(broken(jpeg)) == len(jpeg)
             data = data.replace(jpeg, broken(jpeg))
     video.write_bytes(data)
+    # as if it had been ingested so: with a checksum that fits
+    metadata = read_metadata(video.parent)
+    metadata.files[video.name].sha256 = hashlib.sha256(data).hexdigest()
+    (video.parent / METADATA).write_text(metadata.model_dump_json())
 
 
 def jpeg(**options):
