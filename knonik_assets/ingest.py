@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knonik_assets.configs.dataset import CONFIG, build_dataset_config, write_dataset_config
+from knonik_assets.configs.documents import local_path
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.configs.load import config_fingerprint, load_ingest_config
 from knonik_assets.engine import EngineName, Outcome, check_call, default_workers, map_tasks
@@ -19,7 +20,7 @@ from knonik_assets.ingesting.fingerprints import FileDigests
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.ingesting.numbering import assign_numbers, read_numbers
 from knonik_assets.ingesting.one_episode import EpisodeResult, EpisodeTask, ingest_episode
-from knonik_assets.ingesting.planning import Planned, departed, plan, remove
+from knonik_assets.ingesting.planning import Planned, departed, plan, refuse_strangers, remove
 from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
 from knonik_assets.ingesting.report import EpisodeOutcome, IngestReport
 from knonik_assets.sources.base import EpisodeRef, Source
@@ -79,8 +80,7 @@ def run(
     if prune and settings.dir_type == "npy_separate":
         raise ConfigError("prune would remove all episodes but this one: a staging directory is one episode.")
     root, out = _root(settings, input), _output(output)
-    if "://" not in root and Path(root).resolve() == out.resolve():
-        raise ConfigError(f"output and input are the same directory {out}; ingest never writes into raw data.")
+    _check_apart(root, out)
     source = open_source(settings, root)
     refs = source.episodes()
     _check_unique(refs, root)
@@ -96,7 +96,7 @@ def _root(settings: IngestConfig, given: str | Path | None) -> str:
         root = "."  # its streams block says where everything is
     if not root:
         raise ConfigError("no raw dataset is named: say --input (input=), or data_dir in the config.")
-    return root if "://" in root else str(Path(root).expanduser())
+    return root if "://" in root else str(local_path(root, "input"))
 
 
 def _output(given: str | Path | None) -> Path:
@@ -104,7 +104,18 @@ def _output(given: str | Path | None) -> Path:
         raise ConfigError("no output directory is named: say --output (output=).")
     if "://" in str(given):
         raise ConfigError(f"{given}: episodes are written to local disks only in this version.")
-    return Path(given).expanduser()
+    return local_path(given, "output")
+
+
+def _check_apart(root: str, out: Path) -> None:
+    if "://" in root:
+        return
+    raw, out = Path(root).resolve(), out.resolve()
+    if raw == out or raw in out.parents:
+        what = (
+            f"output and input are the same directory {out}" if raw == out else f"output {out} lies inside input {raw}"
+        )
+        raise ConfigError(f"{what}; ingest never writes into raw data, so name another --output.")
 
 
 def _check_unique(refs: Sequence[EpisodeRef], root: str) -> None:
@@ -159,6 +170,7 @@ class _Run:
         numbers = assign_numbers(self.out, [ref.source_id for ref in wanted], numbers)
         self._depart(numbers, prune=prune)
         planned = plan(self.source, wanted, self.out, numbers, self.fingerprint, self.digests)
+        refuse_strangers(self.out, planned)
         try:
             self._work(planned, fail_fast=fail_fast)
         except StorageError:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from knonik_assets.configs.documents import write_json
+from knonik_assets.configs.documents import local_path, write_json
 from knonik_assets.configs.pack import PackMode, PackOptions
 from knonik_assets.configs.validation import validate
 from knonik_assets.engine import EngineName, check_call, map_tasks
@@ -126,7 +126,7 @@ def _local(path: str | Path, name: str) -> Path:
         raise ConfigError(f"{name} must be a path, not {path!r}.")
     if "://" in str(path):
         raise ConfigError(f"{name} {path}: packing works on local disks only in this version.")
-    return Path(path).expanduser()
+    return local_path(path, name)
 
 
 def _check_apart(source: Path, out: Path) -> None:

@@ -82,7 +82,11 @@ def nominal_fps(
         if measured is not None and abs(measured / fps - 1) > _REGULAR:
             return fps, f"fps is {fps:g}, but the clock shows {measured:g} frames a second"
         return fps, None
-    return (measured, None) if measured is not None else (_DEFAULT_FPS, None)
+    if measured is not None:
+        return measured, None
+    if times is not None:  # the clock decides where frames are; the rate is a label
+        return _DEFAULT_FPS, None
+    return _DEFAULT_FPS, f"no frame rate in the data or the config: {_DEFAULT_FPS:g} is assumed; set fps"
 
 
 def _measured(times: npt.NDArray[np.float64] | None) -> float | None:

@@ -134,6 +134,7 @@ def _write(
             warnings += Pictures(writer, episode, length.frames, count, copy=copy).run(pictures, task.threads)
             _numerics(writer, episode, length.frames)
             metadata = writer.commit(trimmed=length.trimmed)
+            warnings += _emptied(metadata)
         finally:
             count.close()
     return EpisodeOutcome(
@@ -144,6 +145,20 @@ def _write(
         bytes=_size(metadata, Path(task.out) / task.episode_id),
         warnings=warnings,
     )
+
+
+def _emptied(metadata: EpisodeMetadata) -> list[str]:
+    """Depth streams of which the preset left nothing."""
+    found = []
+    for name in metadata.depth_streams:
+        params = metadata.stream_params[f"depth_{name}"]
+        pixels = params["height"] * params["width"] * metadata.episode_length
+        if params["no_reading"] == pixels and params["above_max"] + params["below_quantum"]:
+            found.append(
+                f"depth_{name} keeps no reading at all: {params['above_max']} lay above the maximum and "
+                f"{params['below_quantum']} below half of {params['quantization_mm']:g} mm; see preset.depth and unit_m"
+            )
+    return found
 
 
 def _register(writer: EpisodeWriter, episode: SourceEpisode) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knonik_assets.episodes.metadata import EpisodeMetadata, read_metadata
+from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
 from knonik_assets.episodes.reader import list_episodes
 from knonik_assets.episodes.storing import storage_errors, sync, workspaces
 from knonik_assets.ingesting.fingerprints import FileDigests
 from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.sources.base import EpisodeRef, Source
-from knonik_loader.errors import EpisodeError, KnonikError
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError
 
-__all__ = ["Planned", "departed", "plan", "remove"]
+__all__ = ["Planned", "departed", "plan", "refuse_strangers", "remove"]
+
+_CLOCK = "frame_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,24 @@ def _whole(path: Path) -> EpisodeMetadata | None:
         if not file.is_file() or file.stat().st_size != entry.bytes:
             return None
     return metadata
+
+
+def refuse_strangers(out: Path, planned: Sequence[Planned]) -> None:
+    """Leave alone what stands where an episode belongs and was not put there by an ingest.
+
+    A damaged episode still is one: it holds its metadata or its clock.
+
+    Raises:
+        StorageError: something else is in the way.
+    """
+    for one in planned:
+        path = out / one.episode_id
+        ours = path.is_dir() and ((path / METADATA).exists() or (path / _CLOCK).exists() or not any(path.iterdir()))
+        if not ours and (path.exists() or path.is_symlink()):
+            raise StorageError(
+                f"{path} stands where {one.ref.source_id} belongs and is no ingested episode: move it away, or name "
+                "another output."
+            )
 
 
 def departed(out: Path, source_ids: Collection[str], numbers: Mapping[str, int]) -> list[str]:

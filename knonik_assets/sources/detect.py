@@ -104,7 +104,7 @@ def _details(found: Detection, family: Family) -> None:
     found.fps = next((spec.fps for spec in streams if spec.fps), None)
     found.language = facts.language.instruction if facts.language else None
     found.warnings += [warning for warning in facts.warnings if warning not in found.warnings]
-    _suspicions(found, family, streams, facts, ref)
+    _suspicions(found, streams, facts, ref)
     layouts = [_layout(streams) for streams, _, _ in opened]
     if all(layout == layouts[0] for layout in layouts):
         base["layout"] = layouts[0]
@@ -155,9 +155,7 @@ def _layout(streams: Sequence[StreamSpec]) -> dict[str, Any]:
     return blocks
 
 
-def _suspicions(
-    found: Detection, family: Family, streams: Sequence[StreamSpec], facts: EpisodeFacts, ref: EpisodeRef
-) -> None:
+def _suspicions(found: Detection, streams: Sequence[StreamSpec], facts: EpisodeFacts, ref: EpisodeRef) -> None:
     lengths = {spec.length for spec in streams}
     if len(lengths) > 1:
         uneven = ", ".join(f"{spec.name} {spec.length}" for spec in streams)
@@ -166,20 +164,6 @@ def _suspicions(
         found.warnings.append("no frame rate and no clock in the data: set fps (30 is assumed)")
     if all(spec.kind == "numeric" for spec in streams):
         found.warnings.append("no pictures were found")
-    encoded = [spec.name for spec in streams if spec.encoding == "jpeg"]
-    if family.data_type == "hdf5" and encoded and _aloha_compressed(ref):
-        found.warnings.append(
-            f"{', '.join(encoded)}: ALOHA's recorder gives RGB pictures to an encoder that expects BGR, so red and "
-            'blue are probably exchanged; look at a frame, and set "jpeg_channel_order": "bgr" if they are'
-        )
-
-
-def _aloha_compressed(ref: EpisodeRef) -> bool:
-    """Whether a file bears the marks of ALOHA's recorder with compression on."""
-    from knonik_assets.sources.hdf5_paths import attribute, open_hdf5
-
-    with open_hdf5(Path(ref.locator[0])) as file:
-        return bool(attribute(file, "compress")) and "observations/images" in file
 
 
 def config_text(found: Detection) -> str:

@@ -16,7 +16,13 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EncodedImage, EpisodeFacts, EpisodeRef, FingerprintCache, Frame, StreamSpec
-from knonik_assets.sources.hdf5_facts import control_rate, language, read_clock, stored_upside_down
+from knonik_assets.sources.hdf5_facts import (
+    aloha_compressed,
+    control_rate,
+    language,
+    read_clock,
+    stored_upside_down,
+)
 from knonik_assets.sources.hdf5_layout import Planned, clock_dataset, plan_streams
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
 from knonik_assets.sources.hdf5_streams import hash_dataset, read_rows
@@ -27,6 +33,10 @@ from knonik_loader.errors import EpisodeError, SourceError
 __all__ = ["EpisodicHdf5Source", "Hdf5Episode"]
 
 _SUFFIXES = (".h5", ".hdf5")
+_EXCHANGED = (
+    "red and blue are probably exchanged, as ALOHA's recorder gives RGB pictures to an encoder that expects BGR; look "
+    "at a frame and say jpeg_channel_order: bgr, or rgb if they are right"
+)
 _UPSIDE_DOWN = (
     "pictures are stored upside down (macros_image_convention is 'opengl'); "
     'set "orientation": "flip_vertical" or "rotate_180" to turn them'
@@ -57,7 +67,11 @@ class EpisodicHdf5Source:
     def _files(self) -> list[EpisodeRef]:
         if not self.root.is_dir():
             raise SourceError(f"{self.root} is a file; give the folder that holds episode_*.h5 or episode_*.hdf5.")
-        files = [path for path in self.root.glob("episode_*") if path.suffix in _SUFFIXES and path.is_file()]
+        named = [path for path in self.root.glob("episode_*") if path.suffix in _SUFFIXES]
+        # a link to nothing is a recording that is missing: it fails by name when it is opened
+        files = [path for path in named if path.is_file() or (path.is_symlink() and not path.exists())]
+        if passed := sorted(path.name for path in set(named) - set(files)):
+            self.warnings.append(f"{self.root}: {', '.join(passed[:5])}: no files, so passed over")
         if not files:
             others = sorted(path.name for path in self.root.iterdir() if path.suffix in _SUFFIXES)
             hint = (
@@ -169,6 +183,10 @@ class Hdf5Episode:
         colour = [one for one in self._planned.values() if one.spec.kind == "rgb"]
         if config.jpeg_channel_order == "bgr" and colour and all(one.content.kind != "encoded" for one in colour):
             warnings.append(f"{self._where}: jpeg_channel_order has no effect: no picture in it is encoded")
+        unsaid = "jpeg_channel_order" not in config.model_fields_set
+        jpegs = [one.spec.name for one in colour if one.spec.encoding == "jpeg"]
+        if unsaid and jpegs and aloha_compressed(self._file):
+            warnings.append(f"{', '.join(jpegs)}: {_EXCHANGED}")
         simulated = "env_args" in self._file.get("data", self._file).attrs
         floats = [one.spec.name for one in self._planned.values() if one.content.kind == "depth" and one.unit_m is None]
         if simulated and floats:
@@ -215,7 +233,11 @@ class Hdf5Episode:
         where = f"{self._where}: {spec.source}"
         with reading(where):
             values = dataset[()]
-        rows = np.asarray(values, np.float32).reshape(spec.length, spec.shape[0])
+        with np.errstate(over="ignore"):  # said below, in words
+            rows = np.asarray(values, np.float32).reshape(spec.length, spec.shape[0])
+        if values.dtype.kind == "f" and (lost := int(np.isinf(rows).sum() - np.isinf(values).sum())):
+            with self._lock:
+                self.facts.warnings.append(f"{where}: {lost} values beyond what float32 holds become infinite")
         if values.dtype.kind in "iu" and not np.array_equal(rows.astype(np.float64).ravel(), values.ravel()):
             with self._lock:
                 self.facts.warnings.append(f"{where}: integers beyond 2**24 lose their last digits in float32")

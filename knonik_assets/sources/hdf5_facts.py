@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import h5py
@@ -12,7 +13,7 @@ from knonik_assets.sources.base import Language
 from knonik_assets.sources.hdf5_paths import attribute, json_attribute, reading
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["control_rate", "language", "read_clock", "stored_upside_down"]
+__all__ = ["aloha_compressed", "control_rate", "language", "read_clock", "stored_upside_down"]
 
 _UNITS = (("nanoseconds", 1e-9), ("microseconds", 1e-6), ("milliseconds", 1e-3), ("seconds", 1.0))
 
@@ -54,6 +55,11 @@ def language(root: h5py.Group, file: h5py.File) -> Language | None:
     return None
 
 
+def aloha_compressed(file: h5py.File) -> bool:
+    """Whether a file bears the marks of ALOHA's recorder with compression on."""
+    return bool(attribute(file, "compress")) and "observations/images" in file
+
+
 def stored_upside_down(root: h5py.Group, file: h5py.File) -> bool:
     """Whether the file says that its pictures follow OpenGL, whose first row is the lowest."""
     return any(attribute(level, "macros_image_convention") == "opengl" for level in _levels(root, file))
@@ -74,7 +80,7 @@ def read_clock(
         raw = dataset[()]
     problem: str | None = None
     clock: npt.NDArray[np.float64] | None = None
-    values = raw.reshape(len(raw), -1) if raw.ndim else raw
+    values = raw.reshape(len(raw), math.prod(raw.shape[1:])) if raw.ndim else raw
     if raw.ndim == 0 or values.shape[1] != 1 or raw.dtype.kind not in "iuf":
         problem = f"{raw.dtype} of shape {raw.shape} are no time stamps"
     elif raw.dtype.kind == "f" and not np.isfinite(values).all():

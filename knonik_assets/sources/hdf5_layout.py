@@ -18,7 +18,8 @@ __all__ = ["CLOCK_NAMES", "Planned", "clock_dataset", "plan_streams"]
 
 CLOCK_NAMES = ("timestamps", "timestamp", "frame_time", "time_stamp")
 """Datasets that are the episode's clock where the layout names none."""
-_NEVER = frozenset({"next_obs", "compress_len", *CLOCK_NAMES})
+_NEVER = frozenset({"next_obs", "compress_len"})
+_CLOCKS = frozenset(CLOCK_NAMES)
 _COLOUR = ("encoded", "picture")
 _DEPTH = ("depth", "encoded_depth")
 
@@ -81,9 +82,13 @@ def clock_dataset(root: h5py.Group, config: IngestConfig, where: str) -> tuple[t
         return found
     for name in CLOCK_NAMES:
         found = find(root, name, where)
-        if found is not None and found[1].ndim == 1 and found[1].dtype.kind in "iuf":
+        if found is not None and _may_be_clock(found[1]):
             return found
     return None
+
+
+def _may_be_clock(dataset: h5py.Dataset) -> bool:
+    return bool(dataset.ndim == 1 and dataset.dtype.kind in "iuf")
 
 
 def _missing_is_error(config: IngestConfig) -> bool:
@@ -145,14 +150,23 @@ def _as(kind: str, content: Content, dataset: h5py.Dataset, where: str) -> Conte
 
 def _everything(root: h5py.Group, where: str, warnings: list[str]) -> list[Planned]:
     found: list[tuple[tuple[str, ...], Content]] = []
+    unread: list[tuple[str, h5py.Dataset]] = []
     for path, dataset in walk(root, where):
-        if _NEVER.isdisjoint(path):
-            content = classify(dataset, path[-1], f"{where}: {'.'.join(path)}")
-            if content.kind != "other":
-                found.append((path, content))
+        if not _NEVER.isdisjoint(path) or (len(path) == 1 and path[0] in CLOCK_NAMES and _may_be_clock(dataset)):
+            continue
+        content = classify(dataset, path[-1], f"{where}: {'.'.join(path)}")
+        if content.kind == "other" or not _CLOCKS.isdisjoint(path):
+            unread.append((".".join(path), dataset))
+        else:
+            found.append((path, content))
     kept, left_out = _of_this_episode(found)
     if left_out:
         warnings.append(f"{where}: left out, as their first axis isn't time: {', '.join(left_out)}")
+    lengths = {content.length for _, content in kept}
+    unread = [(name, dataset) for name, dataset in unread if dataset.shape and dataset.shape[0] in lengths]
+    if unread:
+        listed = ", ".join(f"{name} ({dataset.dtype} {dataset.shape})" for name, dataset in unread[:8])
+        warnings.append(f"{where}: left out, neither pictures, depth, rows of numbers nor the clock: {listed}")
     names = name_paths([path for path, _ in kept])
     return [Planned(_spec(_kind(content), names[path], path, content), path, content) for path, content in kept]
 

@@ -57,7 +57,6 @@ def test_a_clock_that_is_not_finite_is_named_with_its_frame(bad):
         (None, None, 1.7e9 + np.arange(20) / 15, 15.0),
         (None, None, np.cumsum([0, 0.1, 0.3, 0.1, 0.2]), 30.0),
         (None, None, np.zeros(5), 30.0),
-        (None, None, None, 30.0),
     ],
 )
 def test_rates_by_strength(said, stated, times, wanted):
@@ -65,6 +64,12 @@ def test_rates_by_strength(said, stated, times, wanted):
     fps, warning = nominal_fps(settings, [rows(20), camera(20, stated)], times)
     assert fps == wanted
     assert warning is None
+
+
+def test_a_rate_that_nobody_states_is_assumed_and_said():
+    fps, warning = nominal_fps(config(), [rows(20), camera(20, None)], None)
+    assert fps == 30
+    assert "assumed" in warning
 
 
 def test_a_rate_that_the_clock_contradicts_is_warned_of():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -195,3 +196,79 @@ def test_mistaken_calls_leave_the_output_alone(raw, tmp_path, monkeypatch):
     with pytest.raises(LoginRequired):
         ingest(raw, out)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("place", [".", "episodes", "a/b"])
+def test_raw_data_is_never_written_into(raw, place):
+    before = tree(raw)
+    with pytest.raises(ConfigError, match="never writes into raw data"):
+        ingest(raw, raw / place)
+    assert tree(raw) == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_somebody_else_put_there_is_left_alone(raw, tmp_path, kind):
+    out = tmp_path / "out"
+    out.mkdir()
+    mine = out / "episode_000001"
+    if kind == "folder":
+        mine.mkdir()
+        (mine / "notes.txt").write_text("mine")
+    elif kind == "file":
+        mine.write_text("mine")
+    else:
+        mine.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"episode_000001 stands where episode_1 belongs"):
+        ingest(raw, out)
+    assert mine.is_symlink() or "mine" in ((mine / "notes.txt") if kind == "folder" else mine).read_text()
+
+
+@pytest.mark.parametrize("lost", ["metadata.json", "frame_time"])
+def test_a_damaged_episode_is_written_again(raw, tmp_path, lost):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    before = tree(out)
+    path = out / "episode_000001" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert names(ingest(raw, out).written) == ["episode_000001"]
+    assert tree(out) == before
+
+
+def test_depth_that_the_preset_empties_is_warned_of(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with h5py.File(raw / "episode_0.hdf5", "w") as file:
+        file["depth"] = np.full((4, 16, 16), 1.5, np.float32)
+        file["action"] = np.zeros((4, 2), np.float32)
+    config = {"dir_type": "episodic", "data_type": "hdf5", "preset": {"depth": {"max_m": 0.5}}}
+    (outcome,) = ingest(raw, tmp_path / "out", config).written
+    assert any("depth_depth keeps no reading" in text for text in outcome.warnings)
+    config["preset"]["depth"]["max_m"] = 2
+    (outcome,) = ingest(raw, tmp_path / "out", config).written
+    assert not any("no reading" in text for text in outcome.warnings)
+
+
+def test_what_is_only_assumed_is_said(raw, tmp_path):
+    """A guessed rate shifts every offset in seconds, and exchanged channels look almost right."""
+    config = {key: value for key, value in CONFIG.items() if key not in ("fps", "layout")}
+    layout = {**CONFIG["layout"]}
+    del layout["timestamps"]
+    for path in raw.glob("*.hdf5"):
+        with h5py.File(path, "a") as file:
+            del file["timestamps"]
+    report = ingest(raw, tmp_path / "assumed", {**config, "layout": layout})
+    assert all(any("30 is assumed" in warning for warning in episode.warnings) for episode in report.written)
+    report = ingest(raw, tmp_path / "said", {**config, "layout": layout, "fps": 30})
+    assert not any("assumed" in warning for episode in report.written for warning in episode.warnings)
+
+
+@pytest.mark.parametrize(("order", "warned"), [(None, True), ("rgb", False), ("bgr", False)])
+def test_pictures_of_an_aloha_recorder_are_warned_of_until_their_order_is_said(tmp_path, order, warned):
+    sample = Path(__file__).parents[3] / "dagster_home" / "sample" / "aloha_sim"
+    config = {"dir_type": "episodic", "data_type": "hdf5", "fps": 50, "episode_limit": 1}
+    config["layout"] = {"images": {"top": "observations.images.top"}}
+    config["preset"] = {"rgb": {"codec": "jpeg"}}
+    if order is not None:
+        config["jpeg_channel_order"] = order
+    (episode,) = ingest(sample, tmp_path / "out", config).written
+    assert any("exchanged" in warning for warning in episode.warnings) == warned
