@@ -17,8 +17,13 @@ __all__ = [
     "StreamOptions",
 ]
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+# What counts something is an index somewhere below, so it has to fit one.
+_HIGHEST = 2**31 - 1
+Count = Annotated[int, Field(strict=True, ge=1, le=_HIGHEST)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=_HIGHEST)]
+Bytes = Annotated[int, Field(strict=True, ge=0, le=2**62)]
+Threads = Annotated[int, Field(strict=True, ge=1, le=1024)]
+Queued = Annotated[int, Field(strict=True, ge=0, le=1024)]
 Flag = Annotated[bool, Field(strict=True)]
 Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -155,23 +160,23 @@ class LoaderConfig(_Block):
     """Files open at once."""
     prefetch_shards: Count = 12
     """Shards read ahead."""
-    ram_cache_bytes: Whole = 0
+    ram_cache_bytes: Bytes = 0
     """Of decoded shards (compact_video) or keyframes (training_compressed) kept."""
     low_memory: Flag = False
     """Halve every queue and pool."""
-    num_decoders: Count | None = None
+    num_decoders: Threads | None = None
     """Parallelism of fetching and decoding; None: cores."""
-    num_fetchers: Count | None = None
+    num_fetchers: Threads | None = None
     """Of fetching alone."""
-    decode_concurrency: Count | None = None
+    decode_concurrency: Threads | None = None
     """Of decoding alone."""
     partial_decode_coalesce_batches: Count | None = None
     """Batches merged to one window of reads and decodes."""
     partial_decode_window_prefetch: Count | None = None
     """Such windows ahead."""
-    io_loops: Count | None = None
+    io_loops: Threads | None = None
     """Accepted; the one engine has no such stage."""
-    num_orch_threads: Count | None = None
+    num_orch_threads: Threads | None = None
     """Accepted; the one engine has no such stage."""
     batch_prefetch_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Accepted; waits end by a condition, not by a timeout."""
@@ -185,7 +190,7 @@ class LoaderConfig(_Block):
     """Frames of a planned window."""
     kdelta_direct_single_consumer: Flag | None = None
     """Accepted; the one engine has no such stage."""
-    shard_max_size: Count | None = None
+    shard_max_size: Annotated[int, Field(strict=True, ge=1, le=2**62)] | None = None
     """Bytes that a decode slot may hold."""
 
     # What happens to a sample, and how batches are handed out.
@@ -193,15 +198,15 @@ class LoaderConfig(_Block):
     """Called with each sample before it joins the batch."""
     augment_execution: Literal["inline", "threaded", "process"] = "threaded"
     """Where."""
-    augment_workers: Count = 4
+    augment_workers: Threads = 4
     """Threads or processes for it."""
-    precollate_batches: Whole = 2
+    precollate_batches: Queued = 2
     """Ready batches kept; 0: assembled when asked for."""
     zerocopy: Flag = False
     """Batches are views of pooled, reused buffers."""
     zerocopy_frame_shapes: dict[str, tuple[Count, Count, Count]] | None = None
     """RGB stream → [H, W, C]."""
-    zerocopy_slots: Annotated[int, Field(strict=True, ge=2)] | None = None
+    zerocopy_slots: Annotated[int, Field(strict=True, ge=2, le=1024)] | None = None
     """Buffers; None: ``precollate_batches`` + 2."""
     pin_memory: Flag = False
     """Pinned torch memory."""
