@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PORT ?= 3000
 export DAGSTER_HOME := $(CURDIR)/dagster_home
 
 .PHONY: help demo test lint ui bench clean
@@ -11,9 +12,10 @@ help:
 	@echo "make demo   ingest, check and pack the sample dataset with Dagster, then load batches from it"
 	@echo "make test   linters, types and the whole test suite"
 	@echo "make ui     the Dagster UI on http://127.0.0.1:3000 (stop with Ctrl-C)"
+	@echo "            another port: make ui PORT=3055"
 	@echo "make bench  the benchmarks: speed as ratios against this machine's limits"
 	@echo "make lint   linters and types alone"
-	@echo "make clean  remove what demo and ui produced, and the virtual environment"
+	@echo "make clean  remove the virtual environment and the sample's data; your own datasets stay"
 
 demo: $(VENV)/.pipeline
 	@$(BIN)/python -m knonik_assets.orchestration.demo
@@ -29,13 +31,13 @@ lint: $(VENV)/.dev
 	@$(BIN)/codespell knonik_loader knonik_assets compat benchmarks docs/*.md README.md CHANGELOG.md
 
 ui: $(VENV)/.pipeline
-	@$(BIN)/dagster dev --host 127.0.0.1 --port 3000
+	@$(BIN)/dagster dev --host 127.0.0.1 --port $(PORT)
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) dagster_home/lake dagster_home/storage dagster_home/history dagster_home/schedules dagster_home/logs
+	rm -rf $(VENV) dagster_home/lake/aloha_sim
 
 # The stamp files say what is installed; the development set contains the pipeline's.
 $(VENV)/bin/python:

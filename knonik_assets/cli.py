@@ -150,9 +150,13 @@ def ingest_command(
 def _print_ingest(report: IngestReport, *, quiet: bool) -> None:
     for warning in report.warnings:
         _say("warning", warning)
+    said: dict[str, list[str]] = {}
     for episode in report.episodes:
         for warning in episode.warnings:
-            _say("warning", f"{episode.episode_id} ({episode.source_id}): {warning}")
+            said.setdefault(warning, []).append(episode.episode_id)
+    for warning, episodes in said.items():
+        where = episodes[0] if len(episodes) == 1 else f"{len(episodes)} episodes from {episodes[0]} on"
+        _say("warning", f"{where}: {warning}")
     for episode in report.failed:
         _say("failed", f"{episode.episode_id} ({episode.source_id}): {episode.reason}", colour="red")
     for episode in report.empty:
@@ -322,6 +326,8 @@ def inspect_command(
         out.print_json(json.dumps(report))
     else:
         out.print(render(report), highlight=False, soft_wrap=True)
+        if verify and not report.get("damage"):
+            out.print("verified: every file and payload agrees with its checksum", highlight=False)
     if frames and out_dir is not None:
         for picture in save_frames(path, frames, out_dir):
             err.print(f"wrote {picture}", highlight=False, soft_wrap=True)
