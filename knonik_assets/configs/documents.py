@@ -15,7 +15,7 @@ import yaml
 
 from knonik_loader.errors import ConfigError, StorageError
 
-__all__ = ["load_document", "load_yaml", "local_path", "parse_json", "parse_yaml", "plain", "write_json"]
+__all__ = ["load_document", "load_yaml", "local_path", "parse_json", "parse_yaml", "plain", "write_json", "write_whole"]
 
 _DEEPEST = 64
 _MOST_ENTRIES = 100_000
@@ -230,16 +230,25 @@ class _Copy:
 
 
 def write_json(path: Path, value: Any) -> Path:  # noqa: ANN401 - any document
-    """Write a JSON document whole or not at all: beside its place, synced, then renamed over it.
+    """Write a JSON document whole or not at all.
 
     Raises:
         StorageError: the disk refuses; what stood there before still does.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> Path:
+    """Write a file beside its place, sync it, and rename it over what is there: a reader sees the old or the new one.
+
+    Raises:
+        StorageError: the disk refuses; what stood there before still does.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from crc32c import crc32c
 
-from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.configs.documents import write_whole
 from knonik_assets.packing.existing import folder_of, manifest_name
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.survey import Survey, build_index
-from knonik_loader.errors import StorageError
 from knonik_loader.khlp.index import INDEX_NAME
 from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, IndexEntry, Manifest, StreamEntry
-from knonik_loader.khlp.writer import PARTIAL_SUFFIX, HlpSummary
+from knonik_loader.khlp.writer import HlpSummary
 
-__all__ = ["paths_of", "publish", "write_atomically"]
+__all__ = ["paths_of", "publish"]
 
 
 def publish(
@@ -44,7 +41,7 @@ def publish(
     """
     folder = folder_of(out, generation)
     index = build_index(plan, found).to_bytes()
-    write_atomically(folder / INDEX_NAME, index)
+    write_whole(folder / INDEX_NAME, index)
     prefix = "" if folder == out else f"{folder.name}/"
     options = plan.options
     manifest = Manifest(
@@ -79,8 +76,8 @@ def publish(
     )
     text = manifest.to_json().encode()
     # The generation's own copy first: from the moment the manifest is current, every trace of the generation is there.
-    write_atomically(out / manifest_name(generation), text)
-    write_atomically(out / MANIFEST_NAME, text)
+    write_whole(out / manifest_name(generation), text)
+    write_whole(out / MANIFEST_NAME, text)
     return manifest
 
 
@@ -103,28 +100,3 @@ def _entry(plan: PackPlan, number: int, psnr: Mapping[str, float]) -> StreamEntr
 def paths_of(out: Path, manifest: Manifest) -> list[Path]:
     """The files of a dataset, the current manifest first."""
     return [out / MANIFEST_NAME, out / manifest.index.uri, *(out / entry.uri for entry in manifest.hlps)]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by one rename, so that a reader sees the old or the new one, whole, whatever happens.
-
-    Raises:
-        StorageError: the disk stands in the way; what was there before still is.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
-    try:
-        with storage_errors("write", path):
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            handle = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-    except StorageError:
-        with suppress(OSError):
-            partial.unlink()
-        raise

@@ -54,6 +54,8 @@ def detect(root: str | Path) -> Detection:
     root = Path(root)
     if not root.exists():
         raise SourceError(f"{root}: there is no such file or folder.")
+    if not root.is_dir() and not root.is_file():
+        raise SourceError(f"{root} is neither a file nor a folder but a device or the like; name a dataset.")
     if (root / "hlp_manifest.json").exists():
         raise SourceError(f"{root} is a packed dataset, not raw data; look at it with 'knonik inspect'.")
     if any(root.glob("episode_*/metadata.json")):

@@ -198,3 +198,10 @@ def test_a_config_that_cannot_be_written_is_one_message(raw, tmp_path):
     run = knonik("detect", raw, "--write", tmp_path / "nowhere" / "config.yaml")
     assert run.returncode == 1
     one_message(run, "nowhere", "config.yaml")
+
+
+@pytest.mark.parametrize("command", ["detect", "inspect"])
+def test_a_device_is_no_dataset(command):
+    run = knonik(command, "/dev/null")
+    assert run.returncode == 1
+    one_message(run, "/dev/null")
