@@ -90,9 +90,11 @@ def write_array(path: Path, values: npt.NDArray[Any], preset: NumericPreset) -> 
             # Chunks that equal the fill value are left out by default, which saves nothing and looks like lost files.
             config={"write_empty_chunks": True},
         )
-        # One chunk at a time: a full disk must not leave others being written while the folder is removed.
-        with zarr.config.set({"async.concurrency": 1}):
-            array[...] = values
+        # A chunk a call: written together, the others go on in the background after one of them was refused, into a
+        # folder that is being removed by then.
+        rows = array.chunks[0]
+        for start in range(0, len(values), rows):
+            array[start : start + rows] = values[start : start + rows]
 
 
 def read_array(path: Path, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
