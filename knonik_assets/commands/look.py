@@ -1,0 +1,65 @@
+"""``knonik detect`` and ``knonik inspect``: what is there, and is it whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knonik_assets.commands.console import err, out
+from knonik_loader.errors import ConfigError
+
+__all__ = ["detect_command", "inspect_command"]
+
+
+def detect_command(
+    raw: Annotated[Path, typer.Argument(help="A raw dataset.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    write: Annotated[Path | None, typer.Option("--write", help="Write an ingest config for it here.")] = None,
+) -> None:
+    """Say what a raw dataset is: family, episodes, streams, and what looks suspicious."""
+    from knonik_assets.episodes.storing import storage_errors
+    from knonik_assets.sources.detect import config_text, detect, render
+
+    found = detect(raw)
+    if write is not None:
+        if write.exists():
+            raise ConfigError(f"{write} exists already; name a new file for --write.")
+        with storage_errors("write", write):
+            write.write_text(config_text(found))
+    if as_json:
+        out.print_json(json.dumps(found.to_dict()))
+        return
+    out.print(render(found), highlight=False, soft_wrap=True, markup=False)
+    if write is not None:
+        out.print(f"config written to {write}", highlight=False, soft_wrap=True)
+
+
+def inspect_command(
+    path: Annotated[Path, typer.Argument(help="KHLP file, manifest, episode directory, ingest output, raw dataset.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every payload and file against its checksum.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    frames: Annotated[list[str] | None, typer.Option("--frames", help="EP:N, a frame to save as PNG.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Where the pictures of --frames go.")] = None,
+) -> None:
+    """Say what is inside, and with --verify whether it is whole."""
+    from knonik_assets.packing.inspect import inspect_path, render, save_frames
+
+    if bool(frames) != (out_dir is not None):
+        raise ConfigError("--frames EP:N and --out DIR go together: which frames, and where to put them.")
+    report = inspect_path(path, verify=verify)
+    if as_json:
+        out.print_json(json.dumps(report))
+    else:
+        out.print(render(report), highlight=False, soft_wrap=True)
+        if verify and not report.get("damage"):
+            out.print("verified: every file and payload agrees with its checksum", highlight=False)
+    if frames and out_dir is not None:
+        for picture in save_frames(path, frames, out_dir):
+            err.print(f"wrote {picture}", highlight=False, soft_wrap=True)
+    if report.get("damage"):
+        raise typer.Exit(1)
