@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import av
 import h5py
-import numpy as np
-import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
-from knonik_assets.sources.base import EncodedImage, EpisodeFacts, EpisodeRef, FingerprintCache, Frame, StreamSpec
-from knonik_assets.sources.hdf5_facts import (
-    aloha_compressed,
-    control_rate,
-    language,
-    read_clock,
-    stored_upside_down,
-)
-from knonik_assets.sources.hdf5_layout import Planned, clock_dataset, plan_streams
+from knonik_assets.sources.array_episode import ArrayEpisode, Traits
+from knonik_assets.sources.base import EpisodeRef, FingerprintCache
+from knonik_assets.sources.hdf5_facts import aloha_compressed, attribute_levels, stored_upside_down
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
-from knonik_assets.sources.hdf5_streams import hash_dataset, read_rows
-from knonik_assets.sources.images import Turner, decode_depth, depth_to_m, to_rgb, turn
-from knonik_assets.sources.naming import natural_key, renamed
+from knonik_assets.sources.hdf5_streams import Hdf5Tree
+from knonik_assets.sources.naming import natural_key
 from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = ["EpisodicHdf5Source", "Hdf5Episode"]
@@ -135,150 +121,39 @@ def _is_hdf5(path: Path, root: Path) -> bool:
     return path.suffix in _SUFFIXES and not hidden and path.is_file()
 
 
-class Hdf5Episode:
+class Hdf5Episode(ArrayEpisode):
     """One open episode; holds the file open until closed."""
 
     def __init__(self, config: IngestConfig, path: Path, group: str | None, source_id: str) -> None:
-        self._config = config
-        self._lock = threading.Lock()
-        self._file: h5py.File | None = open_hdf5(path)
+        self.source_id = source_id
+        file = open_hdf5(path)
+        where = f"{path}#{group}" if group else str(path)
         try:
-            self._where = f"{path}#{group}" if group else str(path)
-            with reading(self._where):
+            with reading(where):
                 if group is None:
                     raise EpisodeError(f"{path}: was unreadable when the episodes were listed; run ingest again.")
-                self._root: h5py.Group = self._file[group or "/"]
-                self.facts = EpisodeFacts()
-                self._plan()
+                root: h5py.Group = file[group or "/"]
+                traits = Traits(attribute_levels(root, file))
         except BaseException:
-            self.close()
+            file.close()
             raise
-        self.source_id = source_id
+        with reading(where):
+            super().__init__(config, Hdf5Tree(root, where), traits, where, file.close)
+            self._warn_of_pictures(root, file)
 
-    def _plan(self) -> None:
-        root, config, warnings = self._root, self._config, self.facts.warnings
-        assert self._file is not None
-        planned = plan_streams(root, config, control_rate(root, self._file), self._where, warnings)
-        self._planned: dict[tuple[str, str], Planned] = {(one.spec.kind, one.spec.name): one for one in planned}
-        self.streams: Sequence[StreamSpec] = tuple(one.spec for one in planned)
-        clock = clock_dataset(root, config, self._where)
-        self._clock_path = None if clock is None else clock[0]
-        if clock is not None:
-            explicit = config.layout.timestamps is not None
-            rate = self.streams[0].fps
-            where = f"{self._where}: {'.'.join(clock[0])}"
-            self.facts.timestamps = read_clock(clock[1], rate, explicit, where, warnings)
-        self.facts.language = language(root, self._file)
-        names = renamed({spec.source: spec.name for spec in self.streams}) if _no_layout(config) else {}
-        if names:
-            self.facts.attributes["renamed_streams"] = names
-        self._warn_of_pictures()
-
-    def _warn_of_pictures(self) -> None:
-        assert self._file is not None
+    def _warn_of_pictures(self, root: h5py.Group, file: h5py.File) -> None:
         config, warnings = self._config, self.facts.warnings
-        nested = self._root.name != "/"
-        if not nested and config.orientation == "as_stored" and stored_upside_down(self._root, self._file):
+        nested = root.name != "/"
+        if not nested and config.orientation == "as_stored" and stored_upside_down(root, file):
             warnings.append(f"{self._where}: {_UPSIDE_DOWN}")
-        colour = [one for one in self._planned.values() if one.spec.kind == "rgb"]
-        if config.jpeg_channel_order == "bgr" and colour and all(one.content.kind != "encoded" for one in colour):
-            warnings.append(f"{self._where}: jpeg_channel_order has no effect: no picture in it is encoded")
         unsaid = "jpeg_channel_order" not in config.model_fields_set
-        jpegs = [one.spec.name for one in colour if one.spec.encoding == "jpeg"]
-        if unsaid and jpegs and aloha_compressed(self._file):
+        jpegs = [one.spec.name for one in self.colour if one.spec.encoding == "jpeg"]
+        if unsaid and jpegs and aloha_compressed(file):
             warnings.append(f"{', '.join(jpegs)}: {_EXCHANGED}")
-        simulated = "env_args" in self._file.get("data", self._file).attrs
-        floats = [one.spec.name for one in self._planned.values() if one.content.kind == "depth" and one.unit_m is None]
+        simulated = "env_args" in file.get("data", file).attrs
+        floats = [one.spec.name for one in self.depth if one.content.kind == "depth" and one.unit_m is None]
         if simulated and floats:
             warnings.append(
                 f"{self._where}: depth {', '.join(floats)} is taken as metres; robosuite stores a normalised "
                 "depth buffer unless it was converted"
             )
-
-    def _of(self, spec: StreamSpec) -> tuple[Planned, h5py.Dataset]:
-        one = self._planned.get((spec.kind, spec.name))
-        if one is None:
-            raise EpisodeError(f"{self._where}: has no {spec.kind} stream {spec.name!r}.")
-        if self._file is None:
-            raise EpisodeError(f"{self._where}: the episode is closed.")
-        return one, self._root["/".join(one.path)]
-
-    def frames(self, spec: StreamSpec) -> Iterator[Frame]:
-        """See `SourceEpisode.frames`."""
-        one, dataset = self._of(spec)
-        where = f"{self._where}: {spec.source}"
-        return self._colour(one, dataset, where) if spec.kind == "rgb" else self._depth(one, dataset, where)
-
-    def _colour(self, one: Planned, dataset: h5py.Dataset, where: str) -> Iterator[Frame]:
-        turner = Turner(self._config)
-        for index, row in enumerate(read_rows(dataset, one.content, where)):
-            place = f"{where}, row {index}"
-            if isinstance(row, EncodedImage):
-                yield turner.encoded(row, one.spec, place)
-            else:
-                yield turn(to_rgb(row, place, scale=one.scale), self._config.orientation)
-
-    def _depth(self, one: Planned, dataset: h5py.Dataset, where: str) -> Iterator[Frame]:
-        for index, row in enumerate(read_rows(dataset, one.content, where)):
-            place = f"{where}, row {index}"
-            raw = decode_depth(row.data, place) if isinstance(row, EncodedImage) else row
-            metres = depth_to_m(raw, one.unit_m, place)
-            if metres.shape != one.spec.shape:
-                raise EpisodeError(f"{place}: {metres.shape} pixels, the first has {one.spec.shape}.")
-            yield turn(metres, self._config.orientation)
-
-    def numeric(self, spec: StreamSpec) -> npt.NDArray[np.float32]:
-        """See `SourceEpisode.numeric`."""
-        _, dataset = self._of(spec)
-        where = f"{self._where}: {spec.source}"
-        with reading(where):
-            values = dataset[()]
-        with np.errstate(over="ignore"):  # said below, in words
-            rows = np.asarray(values, np.float32).reshape(spec.length, spec.shape[0])
-        if values.dtype.kind == "f" and (lost := int(np.isinf(rows).sum() - np.isinf(values).sum())):
-            with self._lock:
-                self.facts.warnings.append(f"{where}: {lost} values beyond what float32 holds become infinite")
-        if values.dtype.kind in "iu" and not np.array_equal(rows.astype(np.float64).ravel(), values.ravel()):
-            with self._lock:
-                self.facts.warnings.append(f"{where}: integers beyond 2**24 lose their last digits in float32")
-        return rows
-
-    def stream_times(self, spec: StreamSpec) -> npt.NDArray[np.float64] | None:
-        """None: everything in an HDF5 episode is sampled on one clock."""
-        self._of(spec)
-        return None
-
-    def packets(self, spec: StreamSpec) -> tuple[av.VideoStream, Iterator[av.Packet[av.VideoStream]]] | None:
-        """None: HDF5 holds pictures, not video."""
-        self._of(spec)
-        return None
-
-    def digest(self) -> str:
-        """Hex digest of this episode's streams, clock, rate and language."""
-        digest = hashlib.sha256()
-        paths = {one.path for one in self._planned.values()} | ({self._clock_path} - {None})
-        for path in sorted(path for path in paths if path is not None):
-            digest.update("/".join(path).encode())
-            hash_dataset(self._root["/".join(path)], digest, self._where)
-        said = self.facts.language
-        digest.update(repr((said.instruction if said else None, [spec.fps for spec in self.streams])).encode())
-        return digest.hexdigest()
-
-    def close(self) -> None:
-        """Let go of the file; idempotent."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _no_layout(config: IngestConfig) -> bool:
-    layout = config.layout
-    return layout.images is None and layout.depths is None and layout.numeric is None

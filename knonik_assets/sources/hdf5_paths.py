@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ import hdf5plugin  # noqa: F401 - registers the compression filters that others 
 from knonik_assets.sources.naming import natural_key
 from knonik_loader.errors import EpisodeError, KnonikError
 
-__all__ = ["attribute", "find", "json_attribute", "match_groups", "open_hdf5", "reading", "walk"]
+__all__ = ["attribute", "find", "match_groups", "open_hdf5", "reading", "walk"]
 
 Path_ = tuple[str, ...]
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError)
@@ -143,13 +142,3 @@ def attribute(item: h5py.HLObject, name: str) -> Any:  # noqa: ANN401 - whatever
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
-
-
-def json_attribute(item: h5py.HLObject, name: str) -> dict[str, Any]:
-    """An attribute that holds a JSON object; empty where it doesn't."""
-    text = attribute(item, name)
-    try:
-        value = json.loads(text) if isinstance(text, str) else None
-    except json.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

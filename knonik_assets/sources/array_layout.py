@@ -1,20 +1,18 @@
-"""Which datasets of one HDF5 episode become streams: by the layout, or everything that is recognised."""
+"""Which arrays of one episode become streams: by the layout, or everything that is recognised."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
-import h5py
-
 from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
+from knonik_assets.sources.array_streams import Content, classify, first_shape, float_scale
+from knonik_assets.sources.arrays import Array, Tree
 from knonik_assets.sources.base import StreamSpec
-from knonik_assets.sources.hdf5_paths import find, walk
-from knonik_assets.sources.hdf5_streams import Content, check_written, classify, first_shape, float_scale
 from knonik_assets.sources.naming import check_streams, name_paths, nearest, safe_stream_name
 from knonik_loader.errors import EpisodeError, SourceError
 
-__all__ = ["CLOCK_NAMES", "Planned", "clock_dataset", "plan_streams"]
+__all__ = ["CLOCK_NAMES", "Planned", "clock_array", "plan_streams"]
 
 CLOCK_NAMES = ("timestamps", "timestamp", "frame_time", "time_stamp")
 """Datasets that are the episode's clock where the layout names none."""
@@ -22,6 +20,7 @@ _NEVER = frozenset({"next_obs", "compress_len"})
 _CLOCKS = frozenset(CLOCK_NAMES)
 _COLOUR = ("encoded", "picture")
 _DEPTH = ("depth", "encoded_depth")
+Found = tuple[tuple[str, ...], Content, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,17 @@ class Planned:
     spec: StreamSpec
     path: tuple[str, ...]
     content: Content
+    array: Array
     unit_m: float | None = None
     scale: float | None = None
     """What floats of a colour stream are multiplied by."""
 
 
-def plan_streams(
-    root: h5py.Group, config: IngestConfig, fps: float | None, where: str, warnings: list[str]
-) -> list[Planned]:
+def plan_streams(tree: Tree, config: IngestConfig, fps: float | None, where: str, warnings: list[str]) -> list[Planned]:
     """The streams of one episode.
 
     Args:
-        root: the episode's own group.
+        tree: the episode's arrays.
         config: its layout decides; without images, depths and numeric in it, everything found is taken.
         fps: what the source itself says.
         where: file (and demo), for messages.
@@ -54,10 +52,10 @@ def plan_streams(
     """
     layout = config.layout
     if layout.images is None and layout.depths is None and layout.numeric is None:
-        planned = _everything(root, where, warnings)
+        planned = _everything(tree, where, warnings)
     else:
-        planned = _by_layout(root, config, where, warnings)
-    planned = [_completed(root, one, config, fps, f"{where}: {one.spec.source}", warnings) for one in planned]
+        planned = _by_layout(tree, config, where, warnings)
+    planned = [_completed(one, config, fps, warnings) for one in planned]
     if not planned:
         raise EpisodeError(f"{where}: no stream was found in it.")
     if layout.numeric is None and all(one.spec.kind == "numeric" for one in planned):
@@ -66,40 +64,38 @@ def plan_streams(
     return planned
 
 
-def clock_dataset(root: h5py.Group, config: IngestConfig, where: str) -> tuple[tuple[str, ...], h5py.Dataset] | None:
-    """The dataset of time stamps: the layout's, else one at the episode's root that is called so.
+def clock_array(tree: Tree, config: IngestConfig, where: str) -> tuple[tuple[str, ...], Array] | None:
+    """The array of time stamps: the layout's, else one at the episode's root that is called so.
 
     Raises:
         SourceError: the layout names one that isn't there.
     """
     key = config.layout.timestamps
     if key is not None:
-        found = find(root, key, where)
+        found = tree.find(key)
         if found is None and _missing_is_error(config):
-            raise SourceError(
-                f"{where}: layout.timestamps is {key!r}, which isn't there; {_nearest(root, key, where)}."
-            )
+            raise SourceError(f"{where}: layout.timestamps is {key!r}, which isn't there; {_nearest(tree, key)}.")
         return found
     for name in CLOCK_NAMES:
-        found = find(root, name, where)
+        found = tree.find(name)
         if found is not None and _may_be_clock(found[1]):
             return found
     return None
 
 
-def _may_be_clock(dataset: h5py.Dataset) -> bool:
-    return bool(dataset.ndim == 1 and dataset.dtype.kind in "iuf")
+def _may_be_clock(array: Array) -> bool:
+    return bool(array.ndim == 1 and array.dtype.kind in "iuf")
 
 
 def _missing_is_error(config: IngestConfig) -> bool:
     return config.strict or config.dir_type == "episodic"
 
 
-def _nearest(root: h5py.Group, key: str, where: str) -> str:
-    return nearest(key, (".".join(path) for path, _ in walk(root, where)))
+def _nearest(tree: Tree, key: str) -> str:
+    return nearest(key, (".".join(path) for path, _ in tree.walk()))
 
 
-def _by_layout(root: h5py.Group, config: IngestConfig, where: str, warnings: list[str]) -> list[Planned]:
+def _by_layout(tree: Tree, config: IngestConfig, where: str, warnings: list[str]) -> list[Planned]:
     layout = config.layout
     wanted: list[tuple[str, str, ImageEntry]] = [
         *(("rgb", name, entry) for name, entry in (layout.images or {}).items()),
@@ -108,29 +104,29 @@ def _by_layout(root: h5py.Group, config: IngestConfig, where: str, warnings: lis
     ]
     planned: list[Planned] = []
     for kind, name, entry in wanted:
-        found = find(root, entry.key, where)
+        found = tree.find(entry.key)
         if found is None:
             block = {"rgb": "images", "depth": "depths", "numeric": "numeric"}[kind]
             text = f"{where}: layout.{block}.{name} names {entry.key!r}, which isn't there; "
-            text += _nearest(root, entry.key, where)
+            text += _nearest(tree, entry.key)
             if _missing_is_error(config):
                 raise SourceError(text + ".")
             warnings.append(text)
             continue
-        path, dataset = found
-        content = _as(kind, classify(dataset, path[-1], f"{where}: {entry.key}"), dataset, f"{where}: {entry.key}")
+        path, array = found
+        content = _as(kind, classify(array, path[-1]), array, f"{where}: {entry.key}")
         spec = _spec(kind, safe_stream_name(name), path, content, fps=entry.fps)
-        planned.append(Planned(spec, path, content, entry.unit_m if isinstance(entry, DepthEntry) else None))
+        planned.append(Planned(spec, path, content, array, entry.unit_m if isinstance(entry, DepthEntry) else None))
     if not planned:
-        raise SourceError(f"{where}: no stream of the layout is in it; {_nearest(root, '', where)}.")
+        raise SourceError(f"{where}: no stream of the layout is in it; {_nearest(tree, '')}.")
     return planned
 
 
-def _as(kind: str, content: Content, dataset: h5py.Dataset, where: str) -> Content:
+def _as(kind: str, content: Content, array: Array, where: str) -> Content:
     """The content read the way the layout asks for, where it can be."""
-    described = f"holds {dataset.dtype} of shape {dataset.shape}"
+    described = f"holds {array.dtype} of shape {array.shape}"
     if kind == "rgb":
-        if content.kind == "depth" and dataset.dtype.kind == "f":
+        if content.kind == "depth" and array.dtype.kind == "f":
             return replace(content, kind="picture")  # grey floats: the layout knows better than the shape
         if content.kind not in _COLOUR:
             raise SourceError(f"{where} is listed as an image but {described}.")
@@ -148,39 +144,42 @@ def _as(kind: str, content: Content, dataset: h5py.Dataset, where: str) -> Conte
     return content
 
 
-def _everything(root: h5py.Group, where: str, warnings: list[str]) -> list[Planned]:
-    found: list[tuple[tuple[str, ...], Content]] = []
-    unread: list[tuple[str, h5py.Dataset]] = []
-    for path, dataset in walk(root, where):
-        if not _NEVER.isdisjoint(path) or (len(path) == 1 and path[0] in CLOCK_NAMES and _may_be_clock(dataset)):
+def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
+    found: list[Found] = []
+    unread: list[tuple[str, Array]] = []
+    for path, array in tree.walk():
+        if not _NEVER.isdisjoint(path) or (len(path) == 1 and path[0] in CLOCK_NAMES and _may_be_clock(array)):
             continue
-        content = classify(dataset, path[-1], f"{where}: {'.'.join(path)}")
+        content = classify(array, path[-1])
         if content.kind == "other" or not _CLOCKS.isdisjoint(path):
-            unread.append((".".join(path), dataset))
+            unread.append((".".join(path), array))
         else:
-            found.append((path, content))
+            found.append((path, content, array))
     kept, left_out = _of_this_episode(found)
     if left_out:
         warnings.append(f"{where}: left out, as their first axis isn't time: {', '.join(left_out)}")
-    lengths = {content.length for _, content in kept}
-    unread = [(name, dataset) for name, dataset in unread if dataset.shape and dataset.shape[0] in lengths]
+    lengths = {content.length for _, content, _ in kept}
+    unread = [(name, array) for name, array in unread if array.shape and array.shape[0] in lengths]
     if unread:
-        listed = ", ".join(f"{name} ({dataset.dtype} {dataset.shape})" for name, dataset in unread[:8])
+        listed = ", ".join(f"{name} ({array.dtype} {array.shape})" for name, array in unread[:8])
         warnings.append(f"{where}: left out, neither pictures, depth, rows of numbers nor the clock: {listed}")
-    names = name_paths([path for path, _ in kept])
-    return [Planned(_spec(_kind(content), names[path], path, content), path, content) for path, content in kept]
+    names = name_paths([path for path, _, _ in kept])
+    return [
+        Planned(_spec(_kind(content), names[path], path, content), path, content, array)
+        for path, content, array in kept
+    ]
 
 
 def _of_this_episode(
-    found: list[tuple[tuple[str, ...], Content]],
-) -> tuple[list[tuple[tuple[str, ...], Content]], list[str]]:
+    found: list[Found],
+) -> tuple[list[Found], list[str]]:
     """Separate streams from tables: numbers count when about as long as most of what is there."""
-    lengths = Counter(content.length for _, content in found)
+    lengths = Counter(content.length for _, content, _ in found)
     usual = max(lengths, key=lambda length: (lengths[length], length), default=0)
     kept, left_out = [], []
-    for path, content in found:
+    for path, content, array in found:
         if content.kind != "numeric" or usual / 2 <= content.length <= usual * 2:
-            kept.append((path, content))
+            kept.append((path, content, array))
         else:
             left_out.append(".".join(path))
     return kept, left_out
@@ -203,11 +202,9 @@ def _spec(kind: str, name: str, path: tuple[str, ...], content: Content, fps: fl
     )
 
 
-def _completed(
-    root: h5py.Group, one: Planned, config: IngestConfig, fps: float | None, where: str, warnings: list[str]
-) -> Planned:
+def _completed(one: Planned, config: IngestConfig, fps: float | None, warnings: list[str]) -> Planned:
     """Fill in what needs a look into the data: picture size, encoding, the scale of floats."""
-    dataset = root["/".join(one.path)]
+    array, where = one.array, one.array.where
     rate = one.spec.fps or config.fps or fps
     if one.spec.kind == "numeric":
         width = 1
@@ -216,13 +213,13 @@ def _completed(
         if len(one.content.shape) > 1:
             warnings.append(f"{where}: rows of shape {one.content.shape} are flattened to {width} numbers")
         return replace(one, spec=replace(one.spec, shape=(width,), fps=rate))
-    check_written(dataset, where)
-    height, width = first_shape(dataset, one.content, where)
+    array.check_complete()
+    height, width = first_shape(array, one.content)
     scale = None
     encoding = "raw"
     if one.spec.kind == "rgb":
         if one.content.kind == "picture":
-            scale = float_scale(dataset, where)
+            scale = float_scale(array)
             if scale == 1.0:
                 warnings.append(f"{where}: floats above 1, taken as 0..255")
         elif config.orientation == "as_stored" and config.jpeg_channel_order == "rgb":

@@ -1,0 +1,115 @@
+"""What a recording says about itself: rate, clock, language."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from knonik_assets.sources.arrays import Array, bounded
+from knonik_assets.sources.base import Language
+from knonik_loader.errors import EpisodeError
+
+__all__ = ["Attributes", "as_object", "read_clock", "stated_language", "stated_rate"]
+
+Attributes = Callable[[str], Any]
+"""An attribute by its name as a plain value, None where there is none."""
+_UNITS = (("nanoseconds", 1e-9), ("microseconds", 1e-6), ("milliseconds", 1e-3), ("seconds", 1.0))
+
+
+def as_object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an attribute holds
+    """A JSON object, given as text or as it is; empty where it is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def stated_rate(levels: Sequence[Attributes]) -> float | None:
+    """Frames a second as attributes state them, the nearest level first.
+
+    Known are ``fps``, ``control_freq`` and robosuite's ``env_args``.
+    """
+    for level in levels:
+        stated: list[Any] = [level("fps"), level("control_freq")]
+        for block in (as_object(level("env_args")), as_object(level("env_info"))):
+            inner = block.get("env_kwargs")
+            stated += [inner.get("control_freq") if isinstance(inner, dict) else None, block.get("control_freq")]
+        for value in stated:
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e5:
+                return float(value)
+    return None
+
+
+def stated_language(levels: Sequence[Attributes]) -> Language | None:
+    """The instruction in ``language_instruction``, ``metadata_json`` or LIBERO's ``problem_info``."""
+    for level in levels:
+        for said in _said(level):
+            if isinstance(said, (list, tuple)) and said:
+                said = "".join(str(part) for part in said)
+            if isinstance(said, str) and said.strip():
+                return Language(said.strip())
+    return None
+
+
+def _said(level: Attributes) -> Iterator[Any]:
+    yield level("language_instruction")
+    yield as_object(level("metadata_json")).get("language_instruction")
+    yield as_object(level("problem_info")).get("language_instruction")
+
+
+def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[str]) -> npt.NDArray[np.float64] | None:
+    """(T,) seconds of an array of time stamps.
+
+    Floats are seconds. Integers are the unit in which they step by about a frame. An array that is no clock gives
+    None and a warning, unless the layout names it.
+
+    Raises:
+        EpisodeError: the layout names it and it is no clock.
+    """
+    where, problem = array.where, None
+    clock: npt.NDArray[np.float64] | None = None
+    if not array.shape or math.prod(array.shape[1:]) != 1 or array.dtype.kind not in "iuf":
+        problem = f"{array.dtype} of shape {array.shape} are no time stamps"
+        values = np.empty((0, 1))
+    else:
+        bounded(array.shape[0] * array.dtype.itemsize, where)
+        values = array.rows(0, array.shape[0]).reshape(-1, 1)
+    if problem is not None:
+        pass
+    elif values.dtype.kind == "f" and not np.isfinite(values).all():
+        problem = f"{int((~np.isfinite(values)).sum())} of {len(values)} time stamps are NaN or infinite"
+    elif values.dtype.kind == "f":
+        clock = np.asarray(values[:, 0], np.float64)
+    else:
+        clock, problem = _integer_clock(values[:, 0], fps)
+        if clock is not None:
+            warnings.append(f"{where}: integer time stamps are taken as {problem}")
+            problem = None
+    if problem is not None:
+        if explicit:
+            raise EpisodeError(f"{where}: {problem}.")
+        warnings.append(f"{where}: {problem}; not used as the clock")
+    elif clock is not None and (np.diff(clock) <= 0).any():
+        warnings.append(f"{where}: {int((np.diff(clock) <= 0).sum())} time stamps are not later than the one before")
+    return clock
+
+
+def _integer_clock(stamps: npt.NDArray[Any], fps: float | None) -> tuple[npt.NDArray[np.float64] | None, str]:
+    """Seconds and the unit's name; or None and what is wrong."""
+    relative = stamps.astype(np.int64) - int(stamps[0]) if len(stamps) else stamps.astype(np.int64)
+    step = float(np.median(np.diff(relative))) if len(stamps) > 1 else 0.0
+    low, high = (0.3 / fps, 3.0 / fps) if fps else (0.002, 2.0)
+    fitting = [(name, unit) for name, unit in _UNITS if low <= step * unit < high]
+    if len(fitting) != 1:
+        rate = f" at {fps:g} frames a second" if fps else ""
+        return None, f"integers stepping by {step:g} fit no unit of time{rate}; store seconds as floats"
+    name, unit = fitting[0]
+    # The difference is taken in integers: nanoseconds since 1970 don't fit a float64.
+    return np.asarray(relative * unit + float(stamps[0]) * unit, np.float64), name
