@@ -14,10 +14,10 @@ import numpy.typing as npt
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.episodes.storing import digest_file, storage_errors
 from knonik_assets.packing.plan import PackPlan
-from knonik_assets.packing.stats import RunningStats
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.index import DatasetIndex, EpisodeTable, ShardTable, regular_clock
 from knonik_loader.khlp.manifest import StreamStats
+from knonik_loader.stats import RunningStats
 
 __all__ = ["Survey", "build_index", "survey"]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from knonik_assets.packing.stats import RunningStats
+from knonik_loader.stats import RunningStats
 
 
 def run(blocks, dim):
@@ -62,3 +62,26 @@ def test_memory_stays_a_fraction_of_the_rows():
         stats.add(np.random.default_rng(block).normal(size=(10_000, 1)).astype(np.float32))
     held = sum(len(part) for extremes in (*stats._low, *stats._high) for part in extremes._blocks)
     assert held <= 2 * (4 * 10_002 + 4096 + 10_002)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_parts_that_are_merged_equal_the_whole(parts):
+    rng = np.random.default_rng(parts)
+    values = np.concatenate([rng.normal(0, 1, (3000, 2)), rng.normal(100, 1, (500, 2))]).astype(np.float32)
+    values[7, 1] = np.nan
+    whole, merged = RunningStats(2, len(values)), RunningStats(2, len(values))
+    whole.add(values)
+    for part in np.array_split(values, parts):
+        one = RunningStats(2, len(values))
+        one.add(part)
+        merged.merge(one)
+    one, other = whole.result(), merged.result()
+    assert (one.count, one.non_finite, one.min, one.max) == (other.count, other.non_finite, other.min, other.max)
+    assert (one.q01, one.q99) == (other.q01, other.q99)
+    np.testing.assert_allclose(other.mean, one.mean, rtol=1e-12)
+    np.testing.assert_allclose(other.std, one.std, rtol=1e-12)
+
+
+def test_parts_of_different_wholes_are_refused():
+    with pytest.raises(ValueError, match="rows of the whole"):
+        RunningStats(2, 100).merge(RunningStats(2, 200))

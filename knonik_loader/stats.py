@@ -15,15 +15,16 @@ Float64 = npt.NDArray[np.float64]
 
 
 class RunningStats:
-    """Collects one stream's rows episode by episode.
+    """Collects one stream's rows episode by episode, or part by part in several processes that are merged.
 
     Values that are not finite are left out and counted. Means and deviations (of the whole population, ddof 0) are
-    merged episode by episode in float64. Quantiles are exact: as the number of rows is known beforehand, only the
-    lowest and the highest 1 % of each channel need to be kept.
+    merged episode by episode in float64. Quantiles are exact, linear between two neighbouring values: as the number of
+    rows is known beforehand, only the lowest and the highest 1 % of each channel need to be kept.
     """
 
     def __init__(self, dim: int, rows: int) -> None:
         """Prepare for ``rows`` rows of ``dim`` channels."""
+        self._prepared = rows
         keep = rows // 100 + 2
         self.rows = 0
         self.non_finite = np.zeros(dim, np.int64)
@@ -41,18 +42,35 @@ class RunningStats:
             finite = column[np.isfinite(column)]
             self.non_finite[channel] += len(column) - len(finite)
             if len(finite):
-                self._merge(channel, finite)
+                mean = float(finite.mean())
+                self._merge(channel, len(finite), mean, float(np.square(finite - mean).sum()))
                 self._low[channel].add(finite)
                 self._high[channel].add(finite)
 
-    def _merge(self, channel: int, values: Float64) -> None:
-        """Chan's formula: adds a block's mean and squared deviations to those of the blocks before."""
-        count, mean = len(values), float(values.mean())
+    def merge(self, other: RunningStats) -> None:
+        """Add what another one collected; both must be prepared for the rows of the whole.
+
+        Raises:
+            ValueError: they were prepared for different wholes, so that quantiles of the sum would be wrong.
+        """
+        if (self._prepared, len(self._count)) != (other._prepared, len(other._count)):
+            raise ValueError(
+                f"statistics prepared for {self._prepared} rows of {len(self._count)} channels and for "
+                f"{other._prepared} rows of {len(other._count)} don't merge; prepare each for the rows of the whole"
+            )
+        self.rows += other.rows
+        self.non_finite += other.non_finite
+        for channel, count in enumerate(other._count.tolist()):
+            if count:
+                self._merge(channel, count, float(other._mean[channel]), float(other._m2[channel]))
+                self._low[channel].merge(other._low[channel])
+                self._high[channel].merge(other._high[channel])
+
+    def _merge(self, channel: int, count: int, mean: float, m2: float) -> None:
+        """Chan's formula: adds a block's mean and sum of squared deviations to those of the blocks before."""
         total = int(self._count[channel]) + count
         delta = mean - float(self._mean[channel])
-        self._m2[channel] += (
-            float(np.square(values - mean).sum()) + delta * delta * self._count[channel] * count / total
-        )
+        self._m2[channel] += m2 + delta * delta * self._count[channel] * count / total
         self._mean[channel] += delta * count / total
         self._count[channel] = total
 
@@ -96,6 +114,11 @@ class _Extremes:
         self._held += len(self._blocks[-1])
         if self._held > 4 * self._keep + 4096:
             self._compact()
+
+    def merge(self, other: _Extremes) -> None:
+        self._blocks += other._blocks
+        self._held += other._held
+        self._compact()
 
     def _cut(self, values: Float64) -> Float64:
         return np.partition(values, self._keep - 1)[: self._keep] if len(values) > self._keep else values
