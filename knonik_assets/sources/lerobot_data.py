@@ -1,4 +1,4 @@
-"""The rows of a LeRobot v3 dataset, found by the ``episode_index`` column of the data files themselves."""
+"""The rows of a LeRobot dataset, found by the ``episode_index`` column of the data files themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One episode of a LeRobot v3 dataset."""
+"""One episode of a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -21,13 +22,13 @@ from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, dept
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, to_rows
 from knonik_assets.sources.lerobot_layout import Choice, bare_name, choose
 from knonik_assets.sources.lerobot_meta import DepthCode, Meta
-from knonik_assets.sources.lerobot_videos import CameraMap, Place, file_name
+from knonik_assets.sources.lerobot_videos import Camera, Place, file_name
 from knonik_assets.sources.naming import check_streams
 from knonik_assets.sources.video_files import copy_packets, decode_range
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import Converter
 
-__all__ = ["LeRobotV3Episode"]
+__all__ = ["LeRobotEpisode", "picture_file"]
 
 _TOP_CODE = 4095
 Held = Literal["video", "picture"]
@@ -41,7 +42,7 @@ class _Stream:
     """Of a video."""
 
 
-class LeRobotV3Episode:
+class LeRobotEpisode:
     """An open episode: its rows are in memory, its pictures are read when asked for."""
 
     def __init__(
@@ -50,7 +51,7 @@ class LeRobotV3Episode:
         meta: Meta,
         data: DataIndex,
         cameras: Mapping[str, Held],
-        maps: Mapping[str, CameraMap],
+        maps: Mapping[str, Camera],
         episode: int,
     ) -> None:
         self._config, self._meta, self._data, self._maps = config, meta, data, maps
@@ -179,10 +180,13 @@ class LeRobotV3Episode:
             away = np.abs((shown - shown[0]) - (self._times - self._times[0]))
             worst = int(away.argmax())
             if away[worst] >= index.period / 2:
-                raise EpisodeError(
+                what = (
                     f"{self._where}: row {worst} of {key} is {away[worst]:.4f} s away from its frame in "
-                    f"{file_name(index)}, more than half a frame; frames or rows are missing."
+                    f"{file_name(index)}, more than half a frame"
                 )
+                if not place.own_file:
+                    raise EpisodeError(f"{what}; frames or rows are missing.")
+                self.facts.warnings.append(f"{what}; the file has just one frame a row, so their order is believed")
         return place
 
     def _note(self, choices: Sequence[Choice]) -> None:
@@ -259,7 +263,7 @@ class LeRobotV3Episode:
             if posixpath.isabs(path) or ".." in path.split("/"):
                 raise EpisodeError(f"{where}: the picture {path!r} lies outside the dataset; copy it into it.")
             try:
-                content = (self._meta.root / path).read_bytes()
+                content = picture_file(self._meta.root, self._episode, key, path).read_bytes()
             except OSError as error:
                 raise EpisodeError(f"{where}: the picture {path} cannot be read ({error.strerror}).") from error
             yield content
@@ -322,6 +326,14 @@ class LeRobotV3Episode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def picture_file(root: Path, episode: int, key: str, path: str) -> Path:
+    """A loose picture: where its row says, or, of a bare name, in the folder where recorders leave an episode's."""
+    stated = root / path
+    if stated.exists() or "/" in path:
+        return stated
+    return root / "images" / key / f"episode_{episode:06d}" / path
 
 
 def _dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What the ``meta`` folder of a LeRobot v3 dataset says: features, tasks, and hints where each episode lies."""
+"""What the ``meta`` folder of a LeRobot dataset says: features, tasks, and hints where each episode lies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,12 +17,35 @@ import pyarrow.parquet as pq
 from knonik_assets.sources.naming import natural_key
 from knonik_loader.errors import SourceError
 
-__all__ = ["DepthCode", "EpisodeHint", "Feature", "Meta", "VideoHint", "list_files", "read_meta"]
+__all__ = [
+    "DepthCode",
+    "EpisodeHint",
+    "Feature",
+    "Meta",
+    "VideoHint",
+    "check_key",
+    "find_episode_file",
+    "list_files",
+    "read_meta",
+    "signature",
+    "spell",
+]
 
 PARQUET_FAULTS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on truncated or damaged files."""
-_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+Version = Literal[2, 3]
+_PATHS: Mapping[Version, tuple[str, str]] = {
+    2: (
+        "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    ),
+    3: (
+        "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    ),
+}
+"""Data and video files where ``info.json`` says nothing."""
+_FIELDS: Mapping[Version, tuple[str, ...]] = {2: ("episode_chunk", "episode_index"), 3: ("chunk_index", "file_index")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +84,7 @@ class VideoHint:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeHint:
-    """One row of ``meta/episodes``."""
+    """One row of ``meta/episodes``, or one line of ``meta/episodes.jsonl``."""
 
     length: int | None
     tasks: tuple[str, ...]
@@ -81,14 +104,16 @@ class Meta:
     video_path: str
     tasks: dict[int, str]
     hints: dict[int, EpisodeHint]
+    info: Mapping[str, Any]
+    """``info.json`` as it is."""
     warnings: list[str] = field(default_factory=list)
 
 
-def read_meta(root: Path) -> Meta:
+def read_meta(root: Path, version: Version = 3) -> Meta:
     """Read ``meta``; only ``info.json`` has to be there.
 
     Raises:
-        SourceError: no readable ``info.json``, or a path template that leads out of the dataset.
+        SourceError: no readable ``info.json``, a dataset of the other layout, or a path template that leads out of it.
     """
     path = root / "meta" / "info.json"
     try:
@@ -99,13 +124,10 @@ def read_meta(root: Path) -> Meta:
         raise SourceError(f"{path}: unreadable: {error}.") from error
     if not isinstance(info, dict):
         raise SourceError(f"{path}: holds no JSON object.")
-    version = str(info.get("codebase_version") or "v3")
-    if not (root / "meta" / "episodes").is_dir() and (root / "meta" / "episodes.jsonl").exists():
-        raise SourceError(
-            f"{root}: a LeRobot {version} dataset (one file an episode), not v3; use dir_type lerobot_v2."
-        )
+    _check_layout(root, str(info.get("codebase_version") or f"v{version}"), version)
     warnings: list[str] = []
     features = info.get("features")
+    data_path, video_path = _PATHS[version]
     return Meta(
         root=root,
         fps=_number(info.get("fps")) or None,
@@ -115,25 +137,57 @@ def read_meta(root: Path) -> Meta:
             for name, entry in (features if isinstance(features, dict) else {}).items()
             if isinstance(entry, dict)
         },
-        data_path=_template(info.get("data_path"), _DATA_PATH, "data_path", path, warnings),
-        video_path=_template(info.get("video_path"), _VIDEO_PATH, "video_path", path, warnings),
+        data_path=_template(info.get("data_path"), data_path, "data_path", path, version, warnings),
+        video_path=_template(info.get("video_path"), video_path, "video_path", path, version, warnings),
         tasks=_read_tasks(root, warnings),
-        hints=_read_hints(root, warnings),
+        hints=_read_hints(root, warnings) if version == 3 else _read_hint_lines(root, warnings),
+        info=info,
         warnings=warnings,
     )
 
 
-def _template(value: Any, default: str, key: str, path: Path, warnings: list[str]) -> str:  # noqa: ANN401 - raw JSON
+def _check_layout(root: Path, stated: str, version: Version) -> None:
+    """Refuse the other layout by its files; what ``info.json`` calls itself is a hint only."""
+    tables, lines = (root / "meta" / "episodes").is_dir(), (root / "meta" / "episodes.jsonl").exists()
+    if version == 3 and lines and not tables:
+        raise SourceError(f"{root}: a LeRobot {stated} dataset (one file an episode), not v3; use dir_type lerobot_v2.")
+    if version == 2 and (tables or (root / "meta" / "tasks.parquet").exists()) and not lines:
+        raise SourceError(
+            f"{root}: a LeRobot {stated} dataset of many episodes a file, not v2; use dir_type lerobot_v3."
+        )
+
+
+def _template(
+    value: Any,  # noqa: ANN401 - raw JSON
+    default: str,
+    key: str,
+    path: Path,
+    version: Version,
+    warnings: list[str],
+) -> str:
     if not isinstance(value, str):
         return default
     try:
-        example = value.format(chunk_index=0, file_index=0, video_key="camera")
+        example = value.format(video_key="camera", **dict.fromkeys(_FIELDS[version], 0))
     except (KeyError, IndexError, ValueError, AttributeError):
-        warnings.append(f"{path}: {key} {value!r} is no v3 template; {default!r} is used instead")
+        warnings.append(f"{path}: {key} {value!r} is no v{version} template; {default!r} is used instead")
         return default
     if posixpath.isabs(example) or posixpath.normpath(example).startswith("..") or "\\" in example:
         raise SourceError(f"{path}: {key} {value!r} leads out of the dataset.")
     return value
+
+
+def signature(root: Path, patterns: Sequence[str]) -> str:
+    """Names, sizes and times of change of what a process holds an index of: another one asks for a new index."""
+    lines = []
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            try:
+                stat = path.stat()
+            except OSError:
+                continue
+            lines.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return "\n".join(lines)
 
 
 def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int, int], Path]:
@@ -142,8 +196,7 @@ def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int
     Raises:
         SourceError: the camera's own name leads out of the dataset.
     """
-    if ".." in video_key.split("/") or video_key.startswith("/"):
-        raise SourceError(f"{root}: the feature name {video_key!r} leads out of the dataset.")
+    check_key(root, video_key)
     pattern, glob = "", ""
     for part in re.split(r"(\{[^}]*\})", template):
         if part.startswith("{chunk_index"):
@@ -152,7 +205,7 @@ def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int
             pattern, glob = pattern + (r"(?P<file>\d+)" if "<file>" not in pattern else r"\d+"), glob + "*"
         else:
             text = video_key if part.startswith("{video_key") else part
-            pattern, glob = pattern + re.escape(text), glob + re.sub(r"([*?[])", r"[\1]", text)
+            pattern, glob = pattern + re.escape(text), glob + _globbed(text)
     found: dict[tuple[int, int], Path] = {}
     for path in sorted(root.glob(glob), key=lambda path: natural_key(path.as_posix())):
         match = re.fullmatch(pattern, path.relative_to(root).as_posix())
@@ -160,6 +213,54 @@ def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int
             groups = match.groupdict()
             found.setdefault((int(groups.get("chunk") or 0), int(groups.get("file") or 0)), path)
     return dict(sorted(found.items()))
+
+
+def check_key(root: Path, video_key: str) -> None:
+    """Refuse a camera whose name is a way out of the dataset.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if ".." in video_key.split("/") or video_key.startswith("/"):
+        raise SourceError(f"{root}: the feature name {video_key!r} leads out of the dataset.")
+
+
+def spell(meta: Meta, template: str, episode: int, video_key: str = "") -> str:
+    """The name that a v2 path template gives an episode's file."""
+    size = _index(meta.info.get("chunks_size")) or 1000
+    return template.format(episode_chunk=episode // size, episode_index=episode, video_key=video_key)
+
+
+def find_episode_file(meta: Meta, episode: int, video_key: str = "") -> Path | None:
+    """The data file of one episode in the v2 layout, or the video of one camera.
+
+    It is where the template says, where LeRobot itself would put it, or elsewhere in the tree under the same name.
+
+    Raises:
+        SourceError: the camera's own name leads out of the dataset.
+    """
+    root = meta.root
+    check_key(root, video_key)
+    stated, default = (meta.video_path, _PATHS[2][1]) if video_key else (meta.data_path, _PATHS[2][0])
+    for candidate in dict.fromkeys((stated, default)):
+        path = root / spell(meta, candidate, episode, video_key)
+        if path.is_file():
+            return path
+        pieces = re.split(r"(\{[^}]*\})", candidate)
+        spelt = "".join(
+            "*"
+            if piece.startswith("{episode_") and place < len(pieces) - 2
+            else _globbed(spell(meta, piece, episode, video_key))
+            for place, piece in enumerate(pieces)
+        )
+        found = sorted(path for path in root.glob(spelt) if path.is_file())
+        if found:
+            return found[0]
+    return None
+
+
+def _globbed(text: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def _feature(entry: Mapping[str, Any]) -> Feature:
@@ -251,6 +352,29 @@ def _read_hints(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
             episode = _index(row.get("episode_index"))
             if episode is not None:
                 hints[episode] = _hint(row)
+    return hints
+
+
+def _read_hint_lines(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
+    hints: dict[int, EpisodeHint] = {}
+    path = root / "meta" / "episodes.jsonl"
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        warnings.append(f"{path} is missing: episodes are known by their files alone")
+        return hints
+    except (OSError, ValueError) as error:
+        warnings.append(f"{path}: unreadable, so episodes are known by their files alone: {error}")
+        return hints
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except ValueError as error:
+            warnings.append(f"{path}, line {number}: unreadable: {error}")
+            continue
+        episode = _index(row.get("episode_index")) if isinstance(row, dict) else None
+        if episode is not None:
+            hints[episode] = _hint(row)
     return hints
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,9 @@ import pyarrow as pa
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.lerobot_data import DataIndex, build_index
-from knonik_assets.sources.lerobot_episode import LeRobotV3Episode
+from knonik_assets.sources.lerobot_episode import LeRobotEpisode
 from knonik_assets.sources.lerobot_layout import bare_name, choose, find_cameras
-from knonik_assets.sources.lerobot_meta import Meta, list_files, read_meta
+from knonik_assets.sources.lerobot_meta import Meta, list_files, read_meta, signature
 from knonik_assets.sources.lerobot_videos import CameraMap
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -46,9 +47,16 @@ def _seen(dtype: str) -> bool:
 def load_dataset(root: Path) -> Dataset:
     """Read the metadata, the index columns of the data files and the names of the video files.
 
+    A process does so once, however many episodes it works on, as long as the files stay as they are.
+
     Raises:
         SourceError: this is no LeRobot v3 dataset, or nothing of it can be read.
     """
+    return _loaded(root, signature(root, ("meta/**/*", "data/**/*", "videos/**/*")))
+
+
+@lru_cache(maxsize=4)
+def _loaded(root: Path, _signature: str) -> Dataset:
     meta = read_meta(root)
     data = build_index(meta)
     if not data.runs:
@@ -133,7 +141,7 @@ class LeRobotV3Source:
         with self.open(ref) as episode:
             return episode.digest()
 
-    def open(self, ref: EpisodeRef) -> LeRobotV3Episode:
+    def open(self, ref: EpisodeRef) -> LeRobotEpisode:
         """See `Source.open`."""
         dataset = self.dataset()
         episode = int(ref.locator)
@@ -143,7 +151,7 @@ class LeRobotV3Source:
                 f"episode {episode}: no readable data file has its rows"
                 + (f" ({reasons})." if reasons else f"; the metadata puts them into {self._data_name(episode)}.")
             )
-        return LeRobotV3Episode(self.config, dataset.meta, dataset.data, dataset.cameras, dataset.maps, episode)
+        return LeRobotEpisode(self.config, dataset.meta, dataset.data, dataset.cameras, dataset.maps, episode)
 
     def _data_name(self, episode: int) -> str:
         meta = self.dataset().meta

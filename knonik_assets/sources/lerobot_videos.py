@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from knonik_assets.sources.lerobot_meta import VideoHint
 from knonik_assets.sources.video_files import VideoIndex, index_video
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["CameraMap", "Place"]
+__all__ = ["Camera", "CameraMap", "OneFile", "Place"]
 
 FileKey = tuple[int, int]
 
@@ -29,6 +30,44 @@ class Place:
     index: VideoIndex
     start: int
     warning: str | None = None
+    own_file: bool = False
+    """The file holds the frames of this episode and no others, one a row."""
+
+
+class Camera(Protocol):
+    """Finds the frames of one camera."""
+
+    def locate(self, episode: int) -> Place:
+        """The frames of an episode.
+
+        Raises:
+            EpisodeError: they are missing, or can't be told from others.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """A camera of one episode whose frames have a file to themselves."""
+
+    key: str
+    path: Path | None
+    """None where it isn't on disk."""
+    named: str
+    """The file's name, for messages."""
+    rows: int
+
+    def locate(self, episode: int) -> Place:
+        """See `Camera.locate`."""
+        if self.path is None:
+            raise EpisodeError(
+                f"episode {episode}: {self.named} is missing (a partial download?); fetch it, or list only the cameras "
+                "that are there in layout.images."
+            )
+        index = index_video(self.path)
+        spare = len(index) - self.rows
+        warning = f"{self.key}: {spare} frames of {file_name(index)} belong to no row" if spare > 0 else None
+        return Place(index, 0, warning, own_file=spare == 0)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,12 @@ def _hdf5(config: IngestConfig, root: Path) -> Source:
     return EpisodicHdf5Source(config, root)
 
 
+def _lerobot_v2(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.lerobot_v2 import LeRobotV2Source
+
+    return LeRobotV2Source(config, root)
+
+
 def _lerobot_v3(config: IngestConfig, root: Path) -> Source:
     from knonik_assets.sources.lerobot_v3 import LeRobotV3Source
 
@@ -27,6 +33,7 @@ def _lerobot_v3(config: IngestConfig, root: Path) -> Source:
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "hdf5": _hdf5,
+    "lerobot_v2": _lerobot_v2,
     "lerobot_v3": _lerobot_v3,
 }
 """Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""

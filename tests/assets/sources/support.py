@@ -205,3 +205,62 @@ class V3:
     def cell(self, episode, camera, column, value):
         """Break one cell of the metadata."""
         self.meta[episode][f"videos/{self.key(camera)}/{column}"] = value
+
+
+class V2:
+    """A LeRobot v2 dataset to be written, and broken: a parquet file and videos an episode."""
+
+    def __init__(self, root: Path, lengths, cameras=("left", "right"), fps=30, size=(96, 112), version="v2.1", **video):
+        self.root, self.lengths, self.cameras, self.fps, self.video = root, list(lengths), list(cameras), fps, video
+        self.episodes = [
+            episode_arrays(e, n, cameras=max(1, len(self.cameras)), height=size[0], width=size[1], fps=fps)
+            for e, n in enumerate(self.lengths)
+        ]
+        self.info = {
+            "codebase_version": version,
+            "robot_type": "tester",
+            "total_episodes": len(self.lengths),
+            "chunks_size": 1000,
+            "fps": fps,
+            "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+            "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+            "features": {
+                "observation.state": {"dtype": "float32", "shape": [4], "names": {"motors": ["a", "b", "c", "d"]}},
+                "action": {"dtype": "float32", "shape": [4], "names": None},
+                **{key: {"dtype": "video", "shape": [3, *size]} for key in map(self.key, self.cameras)},
+            },
+        }
+        self.hints = [{"episode_index": e, "tasks": [f"task {e % 2}"], "length": n} for e, n in enumerate(self.lengths)]
+
+    def key(self, camera):
+        return f"observation.images.{camera}"
+
+    def data_path(self, episode):
+        return self.root / f"data/chunk-000/episode_{episode:06d}.parquet"
+
+    def video_path(self, camera, episode):
+        return self.root / f"videos/chunk-000/{self.key(camera)}/episode_{episode:06d}.mp4"
+
+    def rows(self, episode):
+        return V3.rows(self, episode)
+
+    def write_data(self, episode, rows=None):
+        self.data_path(episode).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table((rows or self.rows)(episode)), self.data_path(episode), row_group_size=7)
+
+    def write(self, rows=None):
+        (self.root / "meta").mkdir(parents=True, exist_ok=True)
+        self.write_meta()
+        for episode in range(len(self.lengths)):
+            self.write_data(episode, rows)
+            for number, camera in enumerate(self.cameras):
+                pictures = self.episodes[episode][f"cam_{number}"]
+                encode_video(self.video_path(camera, episode), pictures, self.fps, **self.video)
+        return self.root
+
+    def write_meta(self):
+        meta = self.root / "meta"
+        (meta / "info.json").write_text(json.dumps(self.info))
+        (meta / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.hints))
+        tasks = [{"task_index": 1, "task": "task 1"}, {"task_index": 0, "task": "task 0"}]
+        (meta / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
