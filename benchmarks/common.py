@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import simplejpeg
 from rich.console import Console
 from rich.table import Table
 
@@ -42,27 +38,6 @@ def alternate(repeats: int, *calls: Callable[[], float]) -> list[float]:
         for values, call in zip(results, calls, strict=True):
             values.append(call())
     return [statistics.median(values) for values in results]
-
-
-def bare_decode_rate(jpegs: list[bytes], shape: tuple[int, ...], threads: int, seconds: float, memory: int) -> float:
-    """Frames/s of simplejpeg alone: ``threads`` threads decoding into ``memory`` bytes of reused arrays."""
-    slots = max(threads, memory // int(np.prod(shape)))
-    outs = np.zeros((slots, *shape), np.uint8)
-    deadline = time.perf_counter() + seconds
-
-    def work(thread: int) -> int:
-        done = 0
-        while time.perf_counter() < deadline:
-            for _ in range(16):
-                number = thread + done * threads
-                simplejpeg.decode_jpeg(jpegs[number % len(jpegs)], "RGB", buffer=outs[number % slots])
-                done += 1
-        return done
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        total = sum(pool.map(work, range(threads)))
-    return total / (time.perf_counter() - start)
 
 
 def show(title: str, rows: list[Ratio]) -> None:

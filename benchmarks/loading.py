@@ -13,13 +13,14 @@ from pathlib import Path
 
 import simplejpeg
 
-from benchmarks.common import Ratio, alternate, bare_decode_rate, clips_folder
+from benchmarks.common import Ratio, alternate, clips_folder
+from knonik_loader.throughput.limit import BareDecode
 
 PROFILES = ("training_fast", "training_compressed", "compact_video")
 BATCH, WINDOW = 16, 4
 
 
-def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, ...]]:
+def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, int]]:
     """Manifests by profile, JPEGs of sampled frames of all cameras, and the shape of one."""
     from knonik.ingest import pack, run
     from knonik_assets.episodes.reader import EpisodeReader, list_episodes
@@ -36,7 +37,7 @@ def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, ...]]:
         profile: pack(root / "episodes", root / profile, "bench", storage_profile=profile)[0] for profile in PROFILES
     }
     jpegs: list[bytes] = []
-    shape: tuple[int, ...] = ()
+    shape = (0, 0, 0)
     for path in list_episodes(root / "episodes")[:4]:
         reader = EpisodeReader(path)
         for camera in reader.metadata.rgb_streams:
@@ -77,10 +78,11 @@ def run(seconds: float = 3.0, repeats: int = 3) -> list[Ratio]:
     with tempfile.TemporaryDirectory() as folder:
         manifests, jpegs, shape = prepare(Path(folder))
         memory = 4 * BATCH * WINDOW * 2 * int(shape[0] * shape[1] * 3)
+        bare = BareDecode(jpegs, [shape] * len(jpegs), memory)
         for profile, wanted in zip(PROFILES, (">= 0.90", ">= 1.3 on still cameras", "reported"), strict=True):
             limit, rate = alternate(
                 repeats,
-                lambda: bare_decode_rate(jpegs, shape, threads, seconds, memory),
+                lambda: bare.rate(threads, seconds),
                 lambda profile=profile: loading_rate(manifests[profile], seconds),
             )
             detail = f"{rate:.0f} against {limit:.0f} frames/s"

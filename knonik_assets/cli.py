@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from knonik_assets.commands.bench import bench_command
 from knonik_assets.commands.console import out, say
 from knonik_assets.commands.ingest import ingest_command
 from knonik_assets.commands.login import login_command, logout_command, status_command
@@ -63,6 +64,7 @@ app.command("ingest")(ingest_command)
 app.command("pack")(pack_command)
 app.command("detect")(detect_command)
 app.command("inspect")(inspect_command)
+app.command("bench")(bench_command)
 app.command("login")(login_command)
 app.command("status")(status_command)
 app.command("logout")(logout_command)

@@ -75,7 +75,9 @@ class Engine:
 
     def snapshot(self, epoch: int, step: int) -> dict[str, Any]:
         """Statistics of all runs so far, as JSON values."""
-        return self.stats.snapshot(memory=self.memory.counts(), epoch=epoch, step=step)
+        options = self.options
+        threads = {"fetch": options.fetchers, "decode": options.decoders, "augment": options.augment_threads}
+        return self.stats.snapshot(memory=self.memory.counts(), threads=threads, epoch=epoch, step=step)
 
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from typing import Any
 
 from knonik_loader.errors import StorageError
 
-__all__ = ["MetricsFile"]
+__all__ = ["MetricsFile", "rss_bytes"]
 
 _PERIOD_S = 5.0
 
@@ -44,7 +44,7 @@ class MetricsFile:
             StorageError: the file can't be written any more.
         """
         self._last = time.monotonic()
-        line = {"time": time.time(), "rank": self._rank, "rss_bytes": _rss_bytes(), **snapshot}
+        line = {"time": time.time(), "rank": self._rank, "rss_bytes": rss_bytes(), **snapshot}
         self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
@@ -59,6 +59,7 @@ class MetricsFile:
             ) from error
 
 
-def _rss_bytes() -> int:
+def rss_bytes() -> int:
+    """Memory of this process that is in RAM."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
