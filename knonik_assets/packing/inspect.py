@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from crc32c import crc32c
 
 from knonik_assets.episodes.metadata import METADATA
@@ -18,10 +17,12 @@ from knonik_assets.packing.existing import read_manifest
 from knonik_assets.packing.facts import annotated
 from knonik_assets.packing.pictures import save_frames
 from knonik_assets.packing.rendering import Report, render
-from knonik_assets.packing.stored import PackedFile, crc_of_file, open_packed, stream_bytes
+from knonik_assets.packing.stored import crc_of_file, open_packed, stream_bytes
 from knonik_loader.errors import ConfigError, EpisodeError, FormatError, SourceError
+from knonik_loader.khlp.agreement import check_file, check_tables, shards_of_files
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, Manifest
+from knonik_loader.khlp.reader import HlpIndex
 from knonik_loader.khlp.types import StreamInfo, StreamKind, batch_key
 from knonik_loader.khlp.verify import verify_file
 
@@ -124,10 +125,16 @@ def _index(path: Path) -> Report:
 def _manifest(path: Path, verify: bool) -> Report:
     manifest = read_manifest(path)
     damage: list[str] = []
-    index = _read_index(path.parent / manifest.index.uri, manifest, damage)
+    index = _read_index(path, manifest, damage)
+    rows = shards_of_files(index, manifest.num_hlps) if index is not None else []
     sizes: Counter[str] = Counter()
     for number, entry in enumerate(manifest.hlps):
-        damage += _check_file(path.parent / entry.uri, number, entry, index, sizes, verify=verify)
+
+        def agree(hlp: HlpIndex, number: int = number) -> None:
+            if index is not None:
+                check_file(manifest, number, hlp, index, rows[number], str(path))
+
+        damage += _check_file(path.parent / entry.uri, entry, sizes, agree, verify=verify)
     splits = Counter(index.episodes.split) if index is not None and manifest.splits else {}
     facts = {
         "dataset": manifest.dataset,
@@ -152,7 +159,9 @@ def _manifest(path: Path, verify: bool) -> Report:
     return _report(path, "manifest", facts, streams, damage)
 
 
-def _read_index(path: Path, manifest: Manifest, damage: list[str]) -> DatasetIndex | None:
+def _read_index(where: Path, manifest: Manifest, damage: list[str]) -> DatasetIndex | None:
+    """The sidecar, if it agrees with the manifest; what is wrong with it goes to ``damage``."""
+    path = where.parent / manifest.index.uri
     if not path.is_file():
         damage.append(f"{path} is missing")
         return None
@@ -162,19 +171,20 @@ def _read_index(path: Path, manifest: Manifest, damage: list[str]) -> DatasetInd
         damage.append(f"{path} is not the index that the manifest describes")
     try:
         index = DatasetIndex.from_bytes(data, str(path))
+        check_tables(manifest, index, str(where))
     except FormatError as error:
         damage.append(str(error))
         return None
-    counts = (len(index.episodes), len(index.shards), index.num_frames)
-    if counts != (manifest.num_episodes, manifest.num_shards, manifest.num_frames):
-        damage.append(f"{path} has {counts} episodes, shards and frames, other numbers than the manifest")
     return index
 
 
 def _check_file(
-    path: Path, number: int, entry: HlpEntry, index: DatasetIndex | None, sizes: Counter[str], *, verify: bool
+    path: Path, entry: HlpEntry, sizes: Counter[str], agree: Callable[[HlpIndex], None], *, verify: bool
 ) -> Iterator[str]:
-    """What is wrong with one file of a dataset; adds its streams' bytes to ``sizes``."""
+    """What is wrong with one file of a dataset; adds its streams' bytes to ``sizes``.
+
+    ``agree`` raises `FormatError` where the opened file is not the one that manifest and index describe.
+    """
     if not path.is_file():
         yield f"{path} is missing"
         return
@@ -190,25 +200,14 @@ def _check_file(
     try:
         with open_packed(path, entry.metadata_offset) as packed:
             sizes.update(stream_bytes(packed.index))
-            yield from _check_tables(packed, number, index)
     except FormatError as error:
         if not verify:  # else it is told already
             yield str(error)
-
-
-def _check_tables(packed: PackedFile, number: int, index: DatasetIndex | None) -> Iterator[str]:
-    """The file's shards are those that the index lists for it."""
-    if index is None:
         return
-    table, names = index.shards, index.episodes.episode_id
-    rows = np.flatnonzero(table.hlp == number)
-    listed = {
-        int(table.shard[row]): (names[table.episode[row]], int(table.first_frame[row]), int(table.frames[row]))
-        for row in rows
-    }
-    shards = (packed.index.shard(shard) for shard in range(packed.index.num_shards))
-    if listed != {i: (shard.episode_id, shard.first_frame, shard.frames) for i, shard in enumerate(shards)}:
-        yield f"{packed.path} does not hold the shards that the index lists for it"
+    try:
+        agree(packed.index)
+    except FormatError as error:
+        yield str(error)
 
 
 # -- episodes and raw data ---------------------------------------------------------------------------------------------

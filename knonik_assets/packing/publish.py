@@ -66,6 +66,7 @@ def publish(
         hlps=[
             HlpEntry(
                 uri=f"{prefix}{file.name}",
+                hlp_id=file.hlp_id.hex(),
                 bytes=summary.bytes,
                 crc32c=summary.crc32c,
                 num_shards=summary.num_shards,

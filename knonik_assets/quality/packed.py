@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 from crc32c import crc32c
-from pydantic import ValidationError
 
 from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 from knonik_assets.quality.finding import Finding, size_text, some
 from knonik_loader.errors import FormatError, KnonikError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
-from knonik_loader.khlp.manifest import HlpEntry, Manifest
+from knonik_loader.khlp.manifest import HlpEntry, Manifest, load_manifest
 from knonik_loader.khlp.reader import HlpIndex, check_payload, open_index
 from knonik_loader.khlp.types import StorageProfile, StreamInfo, StreamKind, batch_key
 
@@ -47,11 +46,10 @@ class PackedDataset:
         self.path = manifest
         self.folder = manifest.parent
         try:
-            self.manifest = Manifest.model_validate_json(manifest.read_text())
+            text = manifest.read_bytes()
         except OSError as error:
             raise StorageError(f"{manifest} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            raise FormatError(f"{manifest} is damaged; pack again.") from error
+        self.manifest: Manifest = load_manifest(text, str(manifest))
 
     @cached_property
     def index(self) -> DatasetIndex:

@@ -14,9 +14,9 @@ from crc32c import crc32c
 from knonik_loader.engine.storage import Storage
 from knonik_loader.errors import (
     ChecksumError,
-    FormatError,
     TruncatedError,
 )
+from knonik_loader.khlp.agreement import check_file, check_tables, shards_of_files
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import Manifest, load_manifest
 from knonik_loader.khlp.reader import HlpIndex, open_index
@@ -97,9 +97,9 @@ class PackedDataset:
         return found
 
     @cached_property
-    def _by_hlp(self) -> IntArray:
-        """Rows of the shard table, sorted by file."""
-        return np.argsort(self.index.shards.hlp, kind="stable")
+    def _rows_of_hlp(self) -> list[IntArray]:
+        """For each file, its rows of the shard table."""
+        return shards_of_files(self.index, len(self.manifest.hlps))
 
     def where(self, shard_row: int) -> str:
         """Manifest, file, shard and episode of a row of the shard table, for messages."""
@@ -120,31 +120,12 @@ class PackedDataset:
     def _read_index(self, hlp: int) -> HlpIndex:
         entry, key = self.manifest.hlps[hlp], self.hlp_key(hlp)
 
-        def read(offset: int, length: int) -> bytes:
-            return self.storage.read(key, offset, length)
+        def read(offset: int, length: int) -> memoryview:
+            return self.storage.read_ranges(key, [(offset, length)])[0]
 
         index = open_index(read, entry.bytes, entry.metadata_offset, key)
-        if index.num_shards != entry.num_shards or index.streams != self.streams:
-            raise FormatError(
-                f"{key} is not the file that {self.key} names: its shards or streams differ; pack or copy the dataset "
-                "again, as a whole."
-            )
-        self._check_shards(hlp, index, key)
+        check_file(self.manifest, hlp, index, self.index, self._rows_of_hlp[hlp], self.key)
         return index
-
-    def _check_shards(self, hlp: int, index: HlpIndex, key: str) -> None:
-        """The shards of a file are those that the sidecar places there."""
-        shards, names = self.index.shards, self.index.episodes.episode_id
-        first, end = np.searchsorted(shards.hlp, (hlp, hlp + 1), sorter=self._by_hlp)
-        for row in self._by_hlp[first:end].tolist():
-            number = int(shards.shard[row])
-            wanted = (names[int(shards.episode[row])], int(shards.first_frame[row]), int(shards.frames[row]))
-            entry = index.shard(number) if number < index.num_shards else None
-            if entry is None or (entry.episode_id, entry.first_frame, entry.frames) != wanted:
-                raise FormatError(
-                    f"{key}: shard {number} is not frames {wanted[1]} to {wanted[1] + wanted[2] - 1} of {wanted[0]!r} "
-                    f"as the index of {self.key} says; pack or copy the dataset again, as a whole."
-                )
 
     def _evict(self) -> None:
         if self._limit is not None:
@@ -189,14 +170,7 @@ def open_dataset(storage: Storage, uri: str, hlps_in_flight: int | None = None) 
             "whole."
         )
     index = DatasetIndex.from_bytes(data, index_key)
-    counts = (len(index.episodes), len(index.shards), index.num_frames)
-    if counts != (manifest.num_episodes, manifest.num_shards, manifest.num_frames):
-        raise FormatError(
-            f"{index_key} has {counts[0]} episodes, {counts[1]} shards and {counts[2]} frames, {key} says "
-            f"{manifest.num_episodes}, {manifest.num_shards} and {manifest.num_frames}; pack the dataset again."
-        )
-    if (index.shards.hlp >= len(manifest.hlps)).any():
-        raise FormatError(f"{index_key} names KHLP files that {key} does not list; pack the dataset again.")
+    check_tables(manifest, index, key)
     return PackedDataset(storage, key, manifest, index, hlps_in_flight)
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "encode_episodes",
     "encode_schema",
     "encode_strings",
+    "plain_numbers",
     "split_columns",
 ]
 
@@ -86,17 +87,18 @@ class EpisodeRow:
 
 def canonical_json(value: object) -> bytes:
     """The one spelling of a JSON value: sorted keys, no spaces, UTF-8, whole numbers without a fraction."""
-    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain_numbers(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
-def _plain(value: object) -> object:
+def plain_numbers(value: object) -> object:
+    """The same value with whole numbers that are stored as floats made integers, so that they have one spelling."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_numbers(item) for item in value]
     return value
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from crc32c import crc32c
 
 from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.index import INDEX_NAME, DatasetIndex, EpisodeTable, ShardTable, regular_clock
-from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry
+from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, content_digest
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.khlp.writer import ShardInput, write_hlp
 from tests.support.stamps import episode_arrays, read_stamp
@@ -90,6 +91,7 @@ def write_packed(
         entries.append(
             HlpEntry(
                 uri=name,
+                hlp_id=(bytes([hlp]) * 16).hex(),
                 bytes=made.bytes,
                 crc32c=made.crc32c,
                 num_shards=made.num_shards,
@@ -115,7 +117,7 @@ def write_packed(
             StreamEntry(**{name: getattr(stream, name) for name in StreamEntry.model_fields if name != "psnr_y"})
             for stream in streams
         ],
-        splits={},
+        splits=dict.fromkeys(sorted({*(splits or ())} - {""}), 1.0),
         stats={},
         source_config_fingerprint="0" * 64,
         pack_fingerprint="0" * 64,
@@ -125,6 +127,14 @@ def write_packed(
     path = folder / "hlp_manifest.json"
     path.write_text(manifest.to_json())
     return Packed(path, list(lengths), times, fps)
+
+
+def edit_manifest(path: Path, change: Callable[[dict], object]) -> Path:
+    """Change a manifest as somebody does who also computes its digest anew."""
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps({**data, "sha256": content_digest(data)}))
+    return path
 
 
 def _streams(profile: str, cameras: int, size: tuple[int, int], depth: bool, fps: float) -> list[StreamInfo]:

@@ -16,6 +16,7 @@ from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.khlp.writer import ShardInput, write_hlp
 from tests.assets.packing.support import LENGTHS, SIZE, write_episodes
+from tests.support.packed import edit_manifest
 from tests.support.road import write_raw
 from tests.support.stamps import read_stamp
 
@@ -112,18 +113,15 @@ def test_bytes_between_frames_and_a_file_of_another_pack_are_damage_too(packed, 
     assert any("padding" in text for text in inspect_path(packed, verify=True)["damage"])
     flip(path, padding)
     assert inspect_path(packed, verify=True)["damage"] == []
-    manifest = json.loads((packed / "hlp_manifest.json").read_text())
-    manifest["hlps"][0]["crc32c"] ^= 1
-    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    manifest = packed / "hlp_manifest.json"
+    edit_manifest(manifest, lambda data: data["hlps"][0].update(crc32c=data["hlps"][0]["crc32c"] ^ 1))
     (damage,) = inspect_path(packed, verify=True)["damage"]
     assert "hlp_000000.khlp" in damage
     assert "not the file that the manifest describes" in damage
-    manifest["num_episodes"] = 4
-    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(manifest, lambda data: data.update(num_episodes=4))
     (damage,) = inspect_path(packed)["damage"]
-    assert "hlp_index.khli has (3, " in damage
-    manifest["num_hlps"] = 7
-    (packed / "hlp_manifest.json").write_text(json.dumps(manifest))
+    assert "num_episodes is 4, but there are 3" in damage
+    edit_manifest(manifest, lambda data: data.update(num_hlps=7))
     with pytest.raises(FormatError, match="says 7 files"):
         inspect_path(packed)
 

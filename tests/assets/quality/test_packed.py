@@ -103,7 +103,7 @@ def test_a_missing_file(damaged, name):
 
 def test_a_manifest_that_is_damaged_or_missing(damaged):
     (damaged / "hlp_manifest.json").write_text("{}")
-    with pytest.raises(FormatError, match="is damaged"):
+    with pytest.raises(FormatError, match="not a KHLP manifest"):
         PackedDataset(damaged / "hlp_manifest.json")
     with pytest.raises(StorageError, match="cannot be read"):
         PackedDataset(damaged / "none.json")

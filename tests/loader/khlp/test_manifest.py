@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from knonik_loader.errors import FormatError, UnsupportedFeatureError
-from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, load_manifest
+from knonik_loader.errors import ChecksumError, FormatError, UnsupportedFeatureError
+from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, content_digest, load_manifest
 
 
 def manifest() -> Manifest:
@@ -29,12 +29,17 @@ def manifest() -> Manifest:
         source_config_fingerprint="a",
         pack_fingerprint="b",
         index=IndexEntry(uri="hlp_index.khli", bytes=1, crc32c=2),
-        hlps=[HlpEntry(uri="hlp_000000.khlp", bytes=1, crc32c=2, num_shards=2, metadata_offset=64)],
+        hlps=[HlpEntry(uri="hlp_000000.khlp", hlp_id="00" * 16, bytes=1, crc32c=2, num_shards=2, metadata_offset=64)],
     )
 
 
+def signed(data: dict) -> str:
+    return json.dumps({**data, "sha256": content_digest(data)})
+
+
 def edited(**changes: object) -> str:
-    return json.dumps({**json.loads(manifest().to_json()), **changes})
+    """Of somebody who changes a manifest and computes its digest anew."""
+    return signed({**json.loads(manifest().to_json()), **changes})
 
 
 def test_it_comes_back_and_keeps_its_digest():
@@ -66,6 +71,11 @@ def test_another_version_is_judged_before_anything_else():
         ({"num_hlps": 2}, "says 2 files"),
         ({"num_shards": 3}, "of 3 shards"),
         ({"storage_profile": "fast"}, "storage_profile"),
+        ({"fps": 25}, "says fps 25, but another rate of stream 'rgb_top'"),
+        ({"shard_size": 0}, "must be above 0"),
+        ({"window_size": -1}, "must be above 0"),
+        ({"generation": 0}, "must be above 0"),
+        ({"splits": {"train": -1}}, "fractions"),
     ],
 )
 def test_what_is_wrong_is_named(changes, message):
@@ -88,7 +98,53 @@ def test_streams_are_checked_like_those_of_a_file():
     data = json.loads(manifest().to_json())
     data["streams"][0]["shape"] = [8, 8, 4]
     with pytest.raises(FormatError, match=r"stream 0 .'top'.*limits"):
-        load_manifest(json.dumps(data), "m.json")
+        load_manifest(signed(data), "m.json")
     data["streams"] = [{**data["streams"][0], "shape": [8, 8, 3], "stream_id": number} for number in (0, 1)]
     with pytest.raises(FormatError, match="twice"):
+        load_manifest(signed(data), "m.json")
+
+
+def test_what_was_edited_by_hand_is_not_believed():
+    text = manifest().to_json()
+    stream = '"name": "top"'
+    for old, new in (
+        ('"fps": 30,\n  "seed"', '"fps": 25,\n  "seed"'),
+        ('"shard_size": 45', '"shard_size": 46'),
+        ('"storage_profile": "training_fast"', '"storage_profile": "compact_video"'),
+        ('"codec": "kimg"', '"codec": "shdr"'),
+        (stream, '"name": "wrist"'),
+        ('"dataset": "demo"', '"dataset": "demo2"'),
+        ('"sha256": "', '"sha256": "0'),
+    ):
+        assert text.count(old) == 1, old
+        with pytest.raises(ChecksumError, match=r"m\.json: was changed .*restore it from its copy"):
+            load_manifest(text.replace(old, new), "m.json")
+    data = json.loads(text)
+    del data["sha256"]
+    with pytest.raises(ChecksumError, match="sha256 is missing"):
         load_manifest(json.dumps(data), "m.json")
+    # the same content in another spelling is the same content
+    assert load_manifest(json.dumps(json.loads(text), sort_keys=True), "m.json") == manifest()
+    assert load_manifest(text.replace('"fps": 30,', '"fps": 30.0,'), "m.json") == manifest()
+
+
+def test_a_file_that_is_listed_twice_is_refused():
+    entry = json.loads(manifest().to_json())["hlps"][0]
+    twin = {**entry, "uri": "./hlp_000000.khlp"}
+    with pytest.raises(FormatError, match=r"lists the file 'hlp_000000\.khlp' 2 times"):
+        load_manifest(edited(hlps=[entry, twin], num_hlps=2, num_shards=4), "m.json")
+    with pytest.raises(FormatError, match=r"lists the file 'hlp_000000\.khlp' 2 times"):
+        load_manifest(edited(index={"uri": "hlp_000000.khlp", "bytes": 1, "crc32c": 2}), "m.json")
+
+
+def test_json_that_says_two_things_or_no_number_is_refused():
+    text = manifest().to_json()
+    for wrong in (
+        text.replace('"fps": 30,\n  "seed"', '"fps": 30,\n  "fps": 25,\n  "seed"'),
+        text.replace('"seed": 0', '"seed": NaN'),
+        text.replace('"fps": 30,\n  "seed"', '"fps": 1e999,\n  "seed"'),
+        text.replace('"dataset": "demo"', r'"dataset": "\ud800"'),
+    ):
+        assert wrong != text
+        with pytest.raises(FormatError, match=r"m\.json"):
+            load_manifest(wrong, "m.json")
