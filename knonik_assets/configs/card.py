@@ -60,7 +60,7 @@ _PIPELINE_KEYS = {
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class CheckThresholds(_Strict):
@@ -98,9 +98,11 @@ class DatasetCard(_Strict):
     name: str
     """The dataset's name, and its partition in Dagster; by default the file's name without ``.yaml``."""
     description: str = ""
+    """Shown in the UI."""
     owners: tuple[str, ...] = ()
     """E-mail addresses or ``team:<name>``."""
     tags: dict[str, str] = Field(default_factory=dict)
+    """Key → value, shown and searchable in the UI."""
     raw: Path
     """Raw recordings. Relative paths in a card go from the card's folder."""
     episodes: Path
@@ -120,8 +122,11 @@ class DatasetCard(_Strict):
     exclude: dict[str, str] = Field(default_factory=dict)
     """Episode (``episode_000003``, or its name in the source) → why it stays out of the packs."""
     on_bad_episode: Literal["exclude", "block"] = "exclude"
+    """``exclude``: bad episodes stay out of the packs, with a warning; ``block``: one bad episode stops all packing."""
     checks: CheckThresholds = CheckThresholds()
+    """When checks fail."""
     engine: Literal["inline", "processes", "ray"] = "processes"
+    """Where episodes and shards are worked on."""
     ray: dict[str, Any] | None = None
     """For engine ``ray``: ``address`` and further keywords of ``ray.init``; ``task``: options of every task."""
     path: Path

@@ -20,14 +20,18 @@ _ROS = ("rosbag", "mcap")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ImageEntry(_Strict):
     """A colour stream of the layout: ``{"key": source, "fps": n}`` or the bare source string."""
 
     key: str = Field(min_length=1)
+    """Place in the source."""
     fps: float | None = Field(default=None, gt=0)
+    """Nominal rate of this stream; None: the dataset's."""
 
 
 class DepthEntry(ImageEntry):
@@ -50,10 +54,13 @@ class Layout(_Strict):
     """
 
     images: dict[str, ImageEntry] | None = None
+    """Colour cameras."""
     depths: dict[str, DepthEntry] | None = None
-    """Also spelt ``depth``."""
+    """Depth cameras; also spelt ``depth``."""
     numeric: dict[str, str] | None = None
+    """Vectors over time."""
     timestamps: str | None = None
+    """The episode's clock, in seconds."""
 
     _bare = field_validator("images", "depths", mode="before")(_bare_string)
 
@@ -62,7 +69,9 @@ class LanguageBlock(_Strict):
     """What the robot was told, said by the config: stronger than what the source says."""
 
     instruction: str | None = Field(default=None, min_length=1)
+    """What the robot was told."""
     rephrases: list[str] = Field(default_factory=list)
+    """The same in other words."""
 
     @model_validator(mode="after")
     def _says_something(self) -> LanguageBlock:
@@ -75,25 +84,39 @@ class IngestConfig(_Strict):
     """A validated ingest config. Build it with `knonik_assets.configs.load.load_ingest_config`."""
 
     dir_type: DirType
+    """The reader."""
     data_type: DataType | None = None
+    """What each episode is; required for ``episodic``."""
     data_dir: str | None = None
+    """The raw dataset; ``--input`` wins."""
     fps: float | None = Field(default=None, gt=0)
     """Nominal frame rate; never resamples. None: from the source, else 30."""
     preset: Preset = Preset()
-    """Resolved: name, inline dict and overrides are merged before this model is built."""
+    """How strongly streams are compressed: a name, or a block; ``preset_overrides`` is merged over it, key by key."""
     layout: Layout = Layout()
+    """Output name of each stream → place in the source; everything found where it is not given."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """``dataset``, ``robot_type``, ``layout``, ``language_instruction``; anything else is kept as it is."""
     language: Literal[False] | LanguageBlock | None = None
     """False writes no annotations; None takes them from the source."""
     episode_limit: int | None = Field(default=None, ge=1)
+    """Ingest at most so many episodes."""
     strict: bool = False
+    """Every layout name that the source lacks is an error."""
     jpeg_channel_order: Literal["rgb", "bgr"] = "rgb"
+    """``bgr`` for rigs that gave RGB arrays to OpenCV's encoder."""
     orientation: Orientation = "as_stored"
+    """How pictures are turned upright."""
     demos: str | None = Field(default=None, min_length=1)
+    """Groups inside one HDF5 file that are episodes, such as ``data/demo_*``."""
     time_source: Literal["log", "header"] = "log"
+    """ROS: the bag's own stamps, or those in the messages' headers."""
     msg_path: str | None = None
+    """Folder of ``.msg`` files for ROS types that a bag does not define."""
     streams: dict[str, Any] | None = None
+    """``npy_separate``: where each stream is staged."""
     timestamps: str | None = None
+    """``npy_separate``: file of the episode's clock, in seconds."""
 
     @field_validator("metadata")
     @classmethod

@@ -37,9 +37,10 @@ class PackOptions(BaseModel):
     episode directories. Lists may be given as one string with commas.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     dataset_name: str = Field(min_length=1)
+    """The dataset's name in the manifest."""
     shard_size: int | None = Field(None, ge=1)
     """Frames a shard at most; None: the ``rgb.shard_size`` hint of the episodes' preset, else 45."""
     window_size: int = Field(64, ge=1)
@@ -47,10 +48,15 @@ class PackOptions(BaseModel):
     fps: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Recorded, never resamples; None: the episodes' own."""
     seed: int = 0
+    """Of the shards' order and of the splits."""
     pack_mode: PackMode = "shard_batch"
+    """``shard_batch``: shards of all episodes shuffled, then grouped; ``episode``: episodes kept whole and in order."""
     storage_profile: StorageProfile = "compact_video"
+    """How pictures are held."""
     streams: tuple[str, ...] | None = None
+    """Only these streams; None: all."""
     episodes: tuple[str, ...] | None = None
+    """Only these episodes; None: all."""
     exclude: dict[str, str] = Field(default_factory=dict)
     """Episode → why it is left out."""
     split: dict[str, float] = Field(default_factory=dict)
@@ -58,9 +64,13 @@ class PackOptions(BaseModel):
     resize: dict[str, tuple[int, int]] = Field(default_factory=dict)
     """RGB stream → (height, width)."""
     codec: VideoCodecName | None = None
+    """Video codec of compact_video; None: h264."""
     quality: int | None = Field(None, ge=0, le=100)
+    """JPEG quality, or CRF for compact_video; None: the profile's default."""
     gop: int | None = Field(None, ge=1, le=65535)
+    """Frames from one keyframe to the next; None: the profile's default."""
     chroma: Literal["420", "444"] | None = None
+    """Chroma subsampling; None: 420."""
 
     @field_validator("shard_size", "window_size", "fps", "seed", "quality", "gop", mode="before")
     @classmethod

@@ -34,13 +34,16 @@ _MEANINGLESS: Mapping[str, tuple[str, ...]] = {"jpeg": ("gop", "speed"), "copy":
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RgbPreset(_Strict):
     """Colour streams."""
 
     codec: RgbCodecName = "vp9"
+    """How pictures are stored; ``copy`` keeps a source video's own packets where it can."""
     quality: int = Field(default=18, ge=0, le=100)
     """CRF for video codecs (lower is better), 1-100 for jpeg (higher is better)."""
     gop: int = Field(default=3, ge=1, le=1000)
@@ -48,6 +51,7 @@ class RgbPreset(_Strict):
     speed: int = Field(default=6, ge=0, le=9)
     """0 slowest and smallest, 9 fastest."""
     chroma: Literal["420", "444"] = "420"
+    """Chroma subsampling."""
     shard_size: int | None = Field(default=None, ge=1)
     """What ``pack`` uses when no shard size is given; None leaves it to the packer."""
     workers: int | None = Field(default=None, ge=1)
@@ -73,6 +77,7 @@ class DepthPreset(_Strict):
     """Depth streams."""
 
     quantization_mm: float = Field(default=1.0, ge=0.001, le=1000)
+    """Step of the stored depth, in millimetres."""
     max_m: float | None = Field(default=None, gt=0)
     """Readings above become "no reading" and are counted; None: what uint16 holds (65535 x quantization_mm)."""
 
@@ -90,8 +95,11 @@ class Preset(_Strict):
     """The three together; the ``preset`` block of a config."""
 
     rgb: RgbPreset = RgbPreset()
+    """Colour streams."""
     depth: DepthPreset = DepthPreset()
+    """Depth streams."""
     numeric: NumericPreset = NumericPreset()
+    """Numeric streams."""
 
     def inactive(self) -> list[str]:
         """Knobs that were set and mean nothing for the chosen codec, by dotted name."""
