@@ -30,7 +30,6 @@ from knonik_loader.validation import nearest, plain, validate
 
 __all__ = [
     "NOT_YET",
-    "NOT_YET_TUNED",
     "LoaderConfig",
     "StreamOptions",
     "load_loader_config",
@@ -41,8 +40,6 @@ __all__ = [
 
 NOT_YET: dict[str, Callable[[Any], bool]] = {
     "fs_type": lambda value: value in {"gcs", "azure"},
-    "augment_execution": lambda value: value == "process",
-    "on_error": lambda value: value == "skip",
     "stream_cfg.source": lambda value: value is not None,
     "stream_cfg.resize": lambda value: value is not None,
     "stream_cfg.dtype": lambda value: value is not None,
@@ -51,9 +48,6 @@ NOT_YET: dict[str, Callable[[Any], bool]] = {
     "stream_cfg.optional": bool,
 }
 """Key → whether a value asks for something that this version doesn't have; refused by name, never ignored."""
-
-NOT_YET_TUNED: frozenset[str] = frozenset({"ram_cache_bytes"})
-"""Tuning keys that this version's engine doesn't act on: they change no batch, and are listed inactive."""
 
 _FS_PARAMS: dict[str, type[BaseModel]] = {"local": LocalParams, "s3": S3Params, "gcs": GcsParams, "azure": AzureParams}
 _AUTO = {
@@ -105,7 +99,7 @@ def load_loader_config(
     if streams is not None:
         config = _with_streams(config, streams)
     config._topology = find_topology(config)
-    idle = idle_keys(config, profile) | NOT_YET_TUNED
+    idle = idle_keys(config, profile)
     config._inactive = tuple(key for key in LoaderConfig.model_fields if key in idle and key in given)
     return config
 

@@ -42,6 +42,7 @@ __all__ = [
     "StorageError",
     "TruncatedError",
     "UnsupportedFeatureError",
+    "reworded",
 ]
 
 
@@ -54,6 +55,11 @@ class KnonikError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the way back from a worker process, whatever the subclass's constructor takes."""
         return (_rebuild, (type(self), str(self), dict(self.__dict__)))
+
+
+def reworded(error: KnonikError, message: str) -> KnonikError:
+    """An error of the same type and attributes that says something else."""
+    return _rebuild(type(error), message, dict(error.__dict__))
 
 
 def _rebuild(kind: type[KnonikError], message: str, state: dict[str, object]) -> KnonikError:
@@ -102,7 +108,13 @@ class UnsupportedFeatureError(FormatError):
 
 
 class StorageError(KnonikError, OSError):
-    """Bytes cannot be read or written where they live: disk, permission, network, object store."""
+    """Bytes cannot be read or written where they live: disk, permission, network, object store.
+
+    Attributes:
+        outage: the store is at fault, not one object of it: others would fail as well, and this one may be read later.
+    """
+
+    outage: bool = False
 
 
 class PlanError(KnonikError, ValueError):

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from knonik_loader import access
 from knonik_loader.config import load_loader_config, load_stream_config, select_streams
 from knonik_loader.engine.batch import Assembler
@@ -18,11 +21,20 @@ from knonik_loader.engine.dataset import PackedDataset, Source, open_dataset
 from knonik_loader.engine.engine import Engine, Run
 from knonik_loader.engine.fetch import ReadPolicy
 from knonik_loader.engine.metrics import MetricsFile
-from knonik_loader.engine.options import batch_memory, check_shard_size, engine_options
+from knonik_loader.engine.options import (
+    batch_memory,
+    check_shard_size,
+    engine_options,
+    files_open,
+    frame_cache,
+    worker_pool,
+)
 from knonik_loader.engine.stats import Statistics
 from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
 from knonik_loader.plan.sampler import Sampler
+from knonik_loader.plan.substitutes import with_substitutes
+from knonik_loader.plan.types import BatchPlan
 
 __all__ = ["ShardedDataLoader"]
 
@@ -103,7 +115,7 @@ class ShardedDataLoader:
         """
         self._check_open()
         engine = self._here()
-        self._end_pass()
+        self._end_pass("a newer iter() of the same loader took its place, and a loader has one pass at a time")
         self._position = self._upcoming or _Position(self._position.epoch + self._sampler.epochs_per_pass, 0)
         self._upcoming = None
         current = _Pass(engine, self._position, len(self))
@@ -150,7 +162,7 @@ class ShardedDataLoader:
         """
         self._check_open()
         self._upcoming = self._checked_state(state)
-        self._end_pass()
+        self._end_pass("load_state_dict() moved the loader; call iter() to go on from there")
 
     def stats(self) -> dict[str, Any]:
         """Counts, times of each stage, waits of the consumer, memory and diversity, over all passes so far."""
@@ -163,10 +175,14 @@ class ShardedDataLoader:
         self._closed = True
         if self._pid != os.getpid():
             return
-        self._end_pass()
+        self._end_pass("the loader was shut down")
         deadline = time.monotonic() + _SHUTDOWN_S
-        for run in list(self._runs):
+        runs = list(self._runs)
+        for run in runs:
             run.close()
+        if self._engine.processes is not None:
+            self._engine.processes.close()
+        for run in runs:
             run.join(deadline)
         for source in self._engine.sources:
             source.dataset.close()
@@ -196,11 +212,9 @@ class ShardedDataLoader:
     def _make_engine(self) -> Engine:
         config = self._config
         rank, _ = config.topology
-        storage = open_storage(config.fs_type, config.fs_params)
-        kept = config.hlps_in_flight
-        if kept is not None and config.low_memory:
-            kept = max(1, kept // 2)
-        dataset = PackedDataset(storage, self._key, self._manifest, self._index, kept)
+        files = files_open(config)
+        storage = open_storage(config.fs_type, config.fs_params, files)
+        dataset = PackedDataset(storage, self._key, self._manifest, self._index, files)
         sources = (Source(self._name, dataset, self._streams),)
         options = engine_options(config, storage.remote)
         return Engine(
@@ -213,16 +227,22 @@ class ShardedDataLoader:
             metrics=MetricsFile(config.metrics_path, rank) if config.metrics_path else None,
             options=options,
             policy=ReadPolicy.of(storage.remote, config.kdelta_direct_bundle_target_frames),
+            cache=frame_cache(config, self._streams),
+            processes=worker_pool(config),
+            substitute=self._substitute if config.on_error == "skip" else None,
         )
+
+    def _substitute(self, plan: BatchPlan, at: npt.NDArray[np.int64], attempt: int) -> BatchPlan:
+        return with_substitutes(plan, at, attempt, [self._sampler])
 
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosedError("the loader was shut down; make a new one to go on.")
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, reason: str) -> None:
         current = self._pass() if self._pass is not None else None
         if current is not None:
-            current.run.close()
+            current.run.close(reason)
         self._pass = None
 
     def _where(self) -> tuple[int, int]:

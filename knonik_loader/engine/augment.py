@@ -8,9 +8,13 @@ from typing import Any
 from knonik_loader.engine.caught import Caught
 from knonik_loader.errors import ConfigError
 
-__all__ = ["augment_sample"]
+__all__ = ["AugmentFn", "RemoteError", "augment_sample"]
 
 AugmentFn = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class RemoteError(Exception):
+    """What went wrong in a worker process, in words; never seen but as the cause of an error of the loader."""
 
 
 def augment_sample(function: AugmentFn, sample: dict[str, Any], step: int, position: int) -> Mapping[str, Any]:
@@ -30,6 +34,8 @@ def augment_sample(function: AugmentFn, sample: dict[str, Any], step: int, posit
         if not isinstance(error, Exception):
             raise error  # Ctrl-C and the like
         # Wrapped whatever it is: a StopIteration of the user's would otherwise end the epoch in silence.
+        if isinstance(error, RemoteError):
+            raise ConfigError(f"{where}: {error}") from error
         raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
     if not isinstance(result, Mapping) or not isinstance(result.get("streams"), Mapping) or not result["streams"]:
         raise ConfigError(f"{where}: returned {_describe(result)}; return the sample, a dict with its 'streams'.")

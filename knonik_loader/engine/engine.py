@@ -15,69 +15,22 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from knonik_loader.engine.augment import AugmentFn, augment_sample
-from knonik_loader.engine.batch import Assembler
+from knonik_loader.engine.augment_process import WorkerProcess
 from knonik_loader.engine.caught import Caught
-from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.decode import Decoder
-from knonik_loader.engine.fetch import DecodeTask, ReadPolicy, fetch
-from knonik_loader.engine.memory import BatchMemory
-from knonik_loader.engine.metrics import MetricsFile
-from knonik_loader.engine.stats import Statistics
-from knonik_loader.engine.work import BatchWork, FileJob, divide, start_batch
+from knonik_loader.engine.fetch import DecodeTask, Fetched, fetch
+from knonik_loader.engine.repair import repair
+from knonik_loader.engine.shared import Engine, EngineOptions
+from knonik_loader.engine.work import TIMES, BatchWork, Failure, FileJob, divide, start_batch
 from knonik_loader.errors import LoaderClosedError
-from knonik_loader.khlp.types import StreamInfo
-from knonik_loader.plan.types import BatchPlan
 
 __all__ = ["Engine", "EngineOptions", "Run"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Sizes of the engine's stages, resolved from the configuration."""
-
-    fetchers: int
-    decoders: int
-    ahead: int
-    """Batches started before they are asked for; 0: assembled when asked."""
-    window: int
-    """Batches that are read and decoded together."""
-    shards_ahead: int
-    """Shards whose payloads may wait for a decoder."""
-    job_shards: int
-    """Shards of one read job."""
-    verify: bool
-    augment_fn: AugmentFn | None = None
-    augment_threads: int = 0
-    """0: in the thread that asks for the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What all runs of one loader share."""
-
-    sources: tuple[Source, ...]
-    streams: tuple[StreamInfo, ...]
-    """Of the batch."""
-    plan: Callable[[int, int], BatchPlan]
-    """(epoch, step) → batch."""
-    assembler: Assembler
-    memory: BatchMemory
-    stats: Statistics
-    options: EngineOptions
-    policy: ReadPolicy
-    metrics: MetricsFile | None = None
-
-    def snapshot(self, epoch: int, step: int) -> dict[str, Any]:
-        """Statistics of all runs so far, as JSON values."""
-        options = self.options
-        threads = {"fetch": options.fetchers, "decode": options.decoders, "augment": options.augment_threads}
-        return self.stats.snapshot(memory=self.memory.counts(), threads=threads, epoch=epoch, step=step)
 
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -101,28 +54,37 @@ class Run:
         self._samples: deque[tuple[BatchWork, int]] = deque()
         self._batches: deque[BatchWork] = deque()
         self._shards_waiting = 0
+        self._reading: Counter[tuple[int, int]] = Counter()
+        self._workers: set[WorkerProcess] = set()
+        self._consumers = 0
         self._planned = self._next = self._wanted = start
         self._turn = 0
         self._memory = engine.memory.begin()
         self._closed = False
+        self._reason = ""
         self._fatal: BaseException | None = None
         self._threads: list[threading.Thread] = []
         _live.add(self)
 
     def start(self) -> None:
         """Start the threads; batches are made ahead from now on."""
-        options = self._engine.options
-        decoder = functools.partial(Decoder, self._engine.sources, options.verify)
-        stages: list[tuple[str, int, Callable[[], Callable[[], bool]]]] = [
-            ("feed", 1, lambda: self._feed_one),
-            ("fetch", options.fetchers, lambda: self._fetch_one),
-            ("decode", options.decoders, lambda: functools.partial(self._decode_one, decoder())),
-            ("augment", options.augment_threads, lambda: self._augment_one),
+        options, engine = self._engine.options, self._engine
+        stages: list[tuple[str, int, Callable[[], AbstractContextManager[Callable[[], bool]]]]] = [
+            ("feed", 1, lambda: nullcontext(self._feed_one)),
+            ("fetch", options.fetchers, lambda: nullcontext(self._fetch_one)),
+            (
+                "decode",
+                options.decoders,
+                lambda: nullcontext(
+                    functools.partial(self._decode_one, Decoder(engine.sources, options.verify, engine.cache))
+                ),
+            ),
+            ("augment", options.augment_threads, self._augmenting),
         ]
         for name, count, make in stages:
             for number in range(count):
                 # Daemons, because a read from a stalled disk or network can't be interrupted at the interpreter's end.
-                thread = threading.Thread(target=_repeat, args=(make(),), name=f"knonik-{name}-{number}", daemon=True)
+                thread = threading.Thread(target=_repeat, args=(make,), name=f"knonik-{name}-{number}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -140,20 +102,23 @@ class Run:
         """
         began = time.perf_counter()
         with self._lock:
-            if self._next >= self._stop and not self._closed:
+            self._consumers += 1
+            try:
+                self._await_batch()
+            finally:
+                self._consumers -= 1
+            if self._next >= self._stop:
                 return None
-            self._wanted = self._next + 1
-            self._feed.notify()
-            while not self._closed and not self._may_hand_out():
-                self._finished.wait()
             if self._closed:
-                raise LoaderClosedError("this pass has ended: the loader was shut down, or iterated anew.")
+                raise LoaderClosedError(f"this pass has ended: {self._reason}.")
             if not self._batches:
                 raise self._fatal or LoaderClosedError("nothing is left to hand out.")
             work = self._batches.popleft()
             self._next += 1
             ready = sum(1 for batch in self._batches if batch.ready)
             self._feed.notify()
+            if self._consumers:
+                self._finished.notify_all()  # the next batch may be ready as well, or there is none any more
         if not work.failures and work.result is None:
             self._augment_inline(work)
         if work.error is not None or work.result is None:
@@ -163,18 +128,35 @@ class Run:
         self._report(self._next >= self._stop)
         return work.result
 
+    def _await_batch(self) -> None:
+        """Wait for a batch or the end; several threads may, and each batch goes to one of them."""
+        while self._next < self._stop and not self._closed:
+            self._wanted = max(self._wanted, self._next + self._consumers)
+            self._feed.notify()
+            if self._may_hand_out():
+                return
+            self._finished.wait()
+
     def _report(self, now: bool) -> None:
         """Write a line of metrics when one is due."""
         engine = self._engine
         if engine.metrics is not None and engine.metrics.due(now):
             engine.metrics.write(engine.snapshot(self._epoch, self._next))
 
-    def close(self) -> None:
-        """Make every thread end after what it is doing; returns at once. Safe to call from anywhere, repeatedly."""
+    def close(self, reason: str = "its iterator was dropped") -> None:
+        """Make every thread end after what it is doing; returns at once. Safe to call from anywhere, repeatedly.
+
+        Args:
+            reason: what threads that still ask for batches are told.
+        """
         if self._pid != os.getpid():
             return  # a forked copy: the threads, and whoever holds the lock, live in the parent
         with self._lock:
+            if not self._closed:
+                self._reason = reason
             self._closed = True
+            for worker in self._workers:
+                worker.interrupt()
             for queue in (self._jobs, self._tasks, self._samples, self._batches):
                 queue.clear()
             for condition in (self._feed, self._fetchable, self._decodable, self._augmentable, self._finished):
@@ -192,13 +174,26 @@ class Run:
     # The stages, one step each: wait for work or the end under the lock, then work without it. What a step refers to is
     # gone when it returns, so that a waiting thread keeps no batch memory alive. False: the thread ends.
 
+    def _wait(self, stage: str, condition: threading.Condition, ready: Callable[[], object], queued: int) -> bool:
+        """Wait under the lock until there is something to do; False: the run has ended."""
+        began = time.perf_counter()
+        while not self._closed and not ready():
+            condition.wait()
+        self._engine.stats.waited(stage, time.perf_counter() - began, queued)
+        return not self._closed
+
     def _feed_one(self) -> bool:
         options = self._engine.options
         with self._lock:
             # The feeder also wakes, and leaves, at the end of the pass.
-            while not self._closed and self._wanted + options.ahead <= self._planned < self._stop:
-                self._feed.wait()
-            if self._closed or self._planned >= self._stop:
+            if not self._wait(
+                "plan",
+                self._feed,
+                lambda: self._planned >= self._stop or self._planned < self._wanted + options.ahead,
+                len(self._batches),
+            ):
+                return False
+            if self._planned >= self._stop:
                 return False
             first = self._planned
             count = min(options.window, self._stop - first)
@@ -239,35 +234,43 @@ class Run:
     def _may_fetch(self) -> bool:
         if not self._jobs:
             return False
-        free = self._engine.options.shards_ahead - self._shards_waiting
-        return self._shards_waiting == 0 or len(self._jobs[0].shards) <= free
+        options, job = self._engine.options, self._jobs[0]
+        file = (job.dataset, job.hlp)
+        if options.files is not None and file not in self._reading and len(self._reading) >= options.files:
+            return False
+        return self._shards_waiting == 0 or len(job.shards) <= options.shards_ahead - self._shards_waiting
 
     def _fetch_one(self) -> bool:
         engine = self._engine
         with self._lock:
-            while not self._closed and not self._may_fetch():
-                self._fetchable.wait()
-            if self._closed:
+            if not self._wait("fetch", self._fetchable, self._may_fetch, len(self._jobs)):
                 return False
             job = self._jobs.popleft()
+            file = (job.dataset, job.hlp)
             self._shards_waiting += len(job.shards)
+            self._reading[file] += 1
         began = time.perf_counter()
-        tasks: list[DecodeTask] = []
+        found = Fetched([])
         with Caught() as caught:
-            found = fetch(job, engine.sources[job.dataset], engine.policy)
-            tasks = found.tasks
+            found = fetch(job, engine.sources[job.dataset], engine.policy, engine.cache)
             engine.stats.stage("fetch", time.perf_counter() - began, bytes_read=found.bytes, reads=found.reads)
+        tasks = found.tasks
         with self._lock:
             if self._closed:
                 return False
             if caught.error is not None:
-                for slot in job.slots:
-                    job.works[slot].failures.append((job.first(slot), caught.error))
+                job.fail(caught.error)
+            for group, error in found.failed:
+                group.fail(job.works, error)
             for task in tasks:
                 for slot in task.slots:
                     task.works[slot].pending += 1
             self._tasks.extend(tasks)
             self._decodable.notify(len(tasks))
+            self._reading[file] -= 1
+            if not self._reading[file]:
+                del self._reading[file]
+                self._fetchable.notify_all()
             self._release(len(job.shards) if not tasks else 0)
         self._settle(job.works, job.slots)
         return True
@@ -279,9 +282,7 @@ class Run:
 
     def _decode_one(self, decoder: Decoder) -> bool:
         with self._lock:
-            while not self._closed and not self._tasks:
-                self._decodable.wait()
-            if self._closed:
+            if not self._wait("decode", self._decodable, self._tasks.__len__, len(self._tasks)):
                 return False
             task = self._tasks.popleft()
             self._release(task.shards)
@@ -292,8 +293,8 @@ class Run:
         self._engine.stats.stage("decode", time.perf_counter() - began, frames=frames)
         if caught.error is not None:
             with self._lock:
-                for slot in task.slots:
-                    task.works[slot].failures.append((task.groups[0].first, caught.error))
+                for group in task.groups:
+                    group.fail(task.works, caught.error)
         self._settle(task.works, task.slots)
         return True
 
@@ -311,6 +312,8 @@ class Run:
     def _complete(self, work: BatchWork) -> None:
         """All frames are there, or have failed."""
         options, assembler = self._engine.options, self._engine.assembler
+        if work.failures and self._mend(work):
+            return
         if work.failures or (options.augment_fn is not None and not options.augment_threads):
             self._publish(work)
             return
@@ -321,19 +324,34 @@ class Run:
             work.samples = list(assembler.samples(work))
         with self._lock:
             if caught.error is not None:
-                work.failures.append(((0, 0), caught.error))
+                work.failures.append(_of_the_batch(caught.error))
                 self._publish(work)
                 return
             work.pending = len(work.samples)
             self._samples.extend((work, position) for position in range(len(work.samples)))
             self._augmentable.notify_all()
 
+    def _mend(self, work: BatchWork) -> bool:
+        """Read substitutes for the samples that failed, where that was asked for; whether they are on their way."""
+        jobs: list[FileJob] = []
+        with Caught() as caught:
+            jobs = repair(work, self._engine)
+        with self._lock:
+            if caught.error is not None:
+                work.failures.append(_of_the_batch(caught.error))
+            work.pending += sum(len(job.slots) for job in jobs)
+            if not self._closed:
+                # First of all that is to be read, as the batch may be the next one that is asked for.
+                self._jobs.extendleft(reversed(jobs))
+                self._fetchable.notify_all()
+        return bool(jobs)
+
     def _finish(self, work: BatchWork, make: Callable[[], dict[str, Any]]) -> None:
         began = time.perf_counter()
         with Caught() as caught:
             work.result = make()
         if caught.error is not None:
-            work.failures.append(((0, 0), caught.error))
+            work.failures.append(_of_the_batch(caught.error))
         self._engine.stats.stage("assemble", time.perf_counter() - began)
         self._publish(work)
 
@@ -342,12 +360,26 @@ class Run:
             work.ready = True
             self._finished.notify_all()
 
-    def _augment_one(self) -> bool:
-        engine, function = self._engine, self._engine.options.augment_fn
+    @contextmanager
+    def _augmenting(self) -> Iterator[Callable[[], bool]]:
+        """What a thread of the augment stage repeats: the function here, or a worker process that has it."""
+        pool = self._engine.processes
+        if pool is None:
+            yield functools.partial(self._augment_one, self._engine.options.augment_fn)
+            return
+        with pool.borrow() as worker:
+            with self._lock:
+                self._workers.add(worker)
+            yield functools.partial(self._augment_one, worker)
+            with self._lock:
+                self._workers.discard(worker)
+
+    def _augment_one(self, function: AugmentFn | None) -> bool:
+        engine = self._engine
         with self._lock:
-            while not self._closed and not self._samples:
-                self._augmentable.wait()
-            if self._closed or function is None:
+            if not self._wait("augment", self._augmentable, self._samples.__len__, len(self._samples)):
+                return False
+            if function is None:
                 return False
             work, position = self._samples.popleft()
         began = time.perf_counter()
@@ -356,7 +388,7 @@ class Run:
         engine.stats.stage("augment", time.perf_counter() - began)
         with self._lock:
             if caught.error is not None:
-                work.failures.append(((position, 0), caught.error))
+                work.failures.append(Failure(frozenset({position}), 0, caught.error))
             work.pending -= 1
             last = work.pending == 0
         if last and work.failures:
@@ -378,9 +410,15 @@ class Run:
         work.result = self._engine.assembler.collate(work, samples)
 
 
-def _repeat(step: Callable[[], bool]) -> None:
-    while step():
-        pass
+def _repeat(make: Callable[[], AbstractContextManager[Callable[[], bool]]]) -> None:
+    with make() as step:
+        while step():
+            pass
+
+
+def _of_the_batch(error: BaseException) -> Failure:
+    """Something that went wrong with a batch as a whole."""
+    return Failure(frozenset(), TIMES, error)
 
 
 @atexit.register

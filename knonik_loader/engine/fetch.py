@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from knonik_loader.engine.cache import FrameCache, Frames, GroupKey
 from knonik_loader.engine.dataset import PackedDataset, Source
 from knonik_loader.engine.work import TIMES, BatchWork, Dest, FileJob, Segment
-from knonik_loader.errors import KnonikError
+from knonik_loader.errors import KnonikError, StorageError, reworded
 from knonik_loader.khlp.codecs import dependency_of
 from knonik_loader.khlp.planning import closure
-from knonik_loader.khlp.reader import HlpIndex, RecordTable
+from knonik_loader.khlp.reader import RecordTable
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.plan.reads import coalesce
 
-__all__ = ["DecodeTask", "GroupWork", "ReadPolicy", "fetch"]
+__all__ = ["DecodeTask", "Fetched", "GroupWork", "ReadPolicy", "fetch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,15 @@ class GroupWork:
     wanted: list[tuple[int, list[Dest]]]
     """Row → every place that wants its frame, ascending."""
     records: dict[int, memoryview] = field(default_factory=dict)
+    cache_key: GroupKey | None = None
+    """Under which decoded frames are to be kept; None: they are not."""
+    held: Frames | None = None
+    """What the cache had when the reads were planned."""
 
-    @property
-    def first(self) -> tuple[int, int]:
-        """What its failures sort by: the first position that it fills, and its stream."""
-        return min(at for _, dests in self.wanted for _, at in dests), self.stream
+    def fail(self, works: Sequence[BatchWork], error: BaseException) -> None:
+        """Note in the batches that want its frames that these are missing."""
+        for slot in {slot for _, dests in self.wanted for slot, _ in dests}:
+            works[slot].fail(self.stream, [at for _, dests in self.wanted for s, at in dests if s == slot], error)
 
 
 @dataclass(slots=True)
@@ -76,15 +81,17 @@ class Fetched:
     """What a job brought."""
 
     tasks: list[DecodeTask]
-    bytes: int
-    reads: int
+    bytes: int = 0
+    reads: int = 0
+    failed: list[tuple[GroupWork, KnonikError]] = field(default_factory=list)
+    """Groups whose records could not be read, where others of the file could."""
 
 
-def fetch(job: FileJob, source: Source, policy: ReadPolicy) -> Fetched:
+def fetch(job: FileJob, source: Source, policy: ReadPolicy, cache: FrameCache | None = None) -> Fetched:
     """Open the job's file if need be, fill in the anchors' times, read the records, and make the decode tasks.
 
     Raises:
-        KnonikError: the file can't be opened or read; the whole job has then failed.
+        KnonikError: the file can't be opened or nothing of it be read; the whole job has then failed.
     """
     dataset, streams = source.dataset, source.streams
     index = dataset.hlp_index(job.hlp)
@@ -97,44 +104,91 @@ def fetch(job: FileJob, source: Source, policy: ReadPolicy) -> Fetched:
                 for row, slot, at in zip(segment.rows, segment.slots, segment.at, strict=True):
                     job.works[slot].timestamps[at] = times[row]
             else:
-                groups += _groups(index, shard, shard_row, segment, streams[segment.stream], job.dataset)
+                table = index.records(shard, streams[segment.stream].stream_id)
+                groups += _groups(table, shard_row, segment, streams[segment.stream], job.dataset, cache)
     if not groups:
-        return Fetched([], 0, 0)
-    try:
-        total, reads = _read(groups, dataset, job.hlp, policy)
-    except KnonikError as error:
-        more = f" and {len(job.shards) - 1} further shards" if len(job.shards) > 1 else ""
-        raise type(error)(f"{error} (wanted: {dataset.where(job.shards[0][0])}{more})") from error
-    return Fetched(_tasks(groups, job, streams, policy), total, reads)
+        return Fetched([])
+    found = _read(groups, dataset, job.hlp, policy)
+    missing = {id(group) for group, _ in found.failed}
+    groups = [group for group in groups if id(group) not in missing]
+    found.tasks = _tasks(groups, job, streams, policy) if groups else []
+    return found
 
 
 def _groups(
-    index: HlpIndex, shard: int, shard_row: int, segment: Segment, stream: StreamInfo, dataset: int
+    table: RecordTable, shard_row: int, segment: Segment, stream: StreamInfo, dataset: int, cache: FrameCache | None
 ) -> list[GroupWork]:
-    table = index.records(shard, stream.stream_id)
     dests: dict[int, list[Dest]] = {}
     for row, slot, at in zip(segment.rows, segment.slots, segment.at, strict=True):
         dests.setdefault(row, []).append((slot, at))
     if stream.kind == "numeric":
         return [GroupWork(dataset, shard_row, segment.stream, table, [0], list(dests.items()))]
-    return [
-        GroupWork(
-            dataset,
-            shard_row,
-            segment.stream,
-            table,
-            group.rows.tolist(),
-            [(row, dests[row]) for row in group.wanted.tolist()],
-        )
-        for group in closure(table, dependency_of(stream.codec), list(dests))
-    ]
+    dependency = dependency_of(stream.codec)
+    groups = []
+    for group in closure(table, dependency, list(dests)):
+        wanted = [(row, dests[row]) for row in group.wanted.tolist()]
+        work = GroupWork(dataset, shard_row, segment.stream, table, group.rows.tolist(), wanted)
+        # A frame stored whole between keys (bit 0) helps no other frame.
+        if cache is not None and dependency != "none" and not int(table.flags[group.key_row]) & 1:
+            work.cache_key = (dataset, shard_row, segment.stream, group.key_row)
+            work.held = cache.get(work.cache_key)
+            if work.held is not None:
+                work.rows = [row for row in work.rows if row not in work.held]
+            elif dependency == "chain":
+                work.rows = _whole_chain(table, group.key_row)
+        groups.append(work)
+    return groups
 
 
-def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy) -> tuple[int, int]:
+def _whole_chain(table: RecordTable, key: int) -> list[int]:
+    """All rows that decode from a key: what is kept shall serve every frame of it."""
+    end = key + 1
+    while end < len(table) and int(table.key_back[end]) == end - key:
+        end += 1
+    return list(range(key, end))
+
+
+def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy) -> Fetched:
+    """Bring the records of all groups; where that fails for one of several, of each one alone.
+
+    Raises:
+        KnonikError: the store is out of reach, or no group could be read.
+    """
+    try:
+        return Fetched([], *_read_together(groups, dataset, hlp, policy))
+    except KnonikError as error:
+        if len(groups) == 1 or (isinstance(error, StorageError) and error.outage):
+            raise _wanted_by(groups, dataset, error) from error
+    found = Fetched([])
+    for group in groups:
+        try:
+            read, reads = _read_together([group], dataset, hlp, policy)
+        except KnonikError as error:
+            found.failed.append((group, _wanted_by([group], dataset, error)))
+        else:
+            found.bytes, found.reads = found.bytes + read, found.reads + reads
+    if len(found.failed) == len(groups):
+        raise _wanted_by(groups, dataset, found.failed[0][1].__cause__ or found.failed[0][1])
+    return found
+
+
+def _wanted_by(groups: list[GroupWork], dataset: PackedDataset, error: BaseException) -> KnonikError:
+    """The error of a read, and what was to be read."""
+    shards = {group.shard_row for group in groups}
+    more = f" and {len(shards) - 1} further shards" if len(shards) > 1 else ""
+    reason = error if isinstance(error, KnonikError) else StorageError(str(error))
+    told = reworded(reason, f"{error} (wanted: {dataset.where(groups[0].shard_row)}{more})")
+    told.__cause__ = error
+    return told
+
+
+def _read_together(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy) -> tuple[int, int]:
     """Bring the records of all groups by as few reads as pay; gives bytes and reads."""
     owners = [(group, row) for group in groups for row in group.rows]
-    offsets = np.concatenate([group.table.offsets[group.rows] for group in groups]).astype(np.int64)
-    sizes = np.concatenate([group.table.sizes[group.rows] for group in groups]).astype(np.int64)
+    if not owners:
+        return 0, 0
+    offsets = np.concatenate([group.table.offsets[group.rows] for group in groups if group.rows]).astype(np.int64)
+    sizes = np.concatenate([group.table.sizes[group.rows] for group in groups if group.rows]).astype(np.int64)
     reads = coalesce(offsets, sizes, max_gap=policy.max_gap, max_size=policy.max_read)
     parts = dataset.storage.read_ranges(dataset.hlp_key(hlp), [(read.offset, read.length) for read in reads])
     starts, lengths = offsets.tolist(), sizes.tolist()

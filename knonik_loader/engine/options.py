@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from knonik_loader.config import LoaderConfig
+from knonik_loader.engine.augment_process import WorkerPool, pickled_function
 from knonik_loader.engine.batch import import_torch
+from knonik_loader.engine.cache import FrameCache
 from knonik_loader.engine.dataset import PackedDataset
 from knonik_loader.engine.engine import EngineOptions
 from knonik_loader.engine.memory import BatchMemory, PinnedMemory, RecyclingPool, SlotRing
 from knonik_loader.errors import ConfigError
+from knonik_loader.khlp.codecs import dependency_of
 from knonik_loader.khlp.types import StreamInfo
 
-__all__ = ["batch_memory", "check_shard_size", "engine_options"]
+__all__ = ["batch_memory", "check_shard_size", "engine_options", "files_open", "frame_cache", "worker_pool"]
 
 
 def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
@@ -31,7 +34,7 @@ def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
     if config.partial_decode_window_prefetch is not None:
         ahead = max(ahead, window * config.partial_decode_window_prefetch)
     shards_ahead = max(1, config.prefetch_shards // half)
-    threaded = config.augment_fn is not None and config.augment_execution == "threaded"
+    apart = config.augment_fn is not None and config.augment_execution != "inline"
     return EngineOptions(
         fetchers=config.num_fetchers or max(1, fetchers // half),
         decoders=config.decode_concurrency or max(1, workers // half),
@@ -40,9 +43,35 @@ def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
         shards_ahead=shards_ahead,
         job_shards=max(1, min(8, shards_ahead // 2)),
         verify=config.verify_checksums,
+        files=files_open(config),
         augment_fn=config.augment_fn,
-        augment_threads=config.augment_workers if threaded else 0,
+        # One thread a worker process, which waits for it.
+        augment_threads=max(1, config.augment_workers // half) if apart else 0,
     )
+
+
+def files_open(config: LoaderConfig) -> int | None:
+    """KHLP files open at once, as configured; None: not bounded by number."""
+    kept = config.hlps_in_flight
+    return max(1, kept // 2) if kept is not None and config.low_memory else kept
+
+
+def frame_cache(config: LoaderConfig, streams: Sequence[StreamInfo]) -> FrameCache | None:
+    """The cache that ``ram_cache_bytes`` asks for, where a stream has something to keep in it."""
+    limit = config.ram_cache_bytes // (2 if config.low_memory else 1)
+    useful = any(dependency_of(stream.codec) != "none" for stream in streams)
+    return FrameCache(limit) if limit and useful else None
+
+
+def worker_pool(config: LoaderConfig) -> WorkerPool | None:
+    """Worker processes for ``augment_execution="process"``; none is started yet.
+
+    Raises:
+        ConfigError: the function can't be sent to them.
+    """
+    if config.augment_fn is None or config.augment_execution != "process":
+        return None
+    return WorkerPool(pickled_function(config.augment_fn))
 
 
 def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,11 @@ class Statistics:
         self._lock = threading.Lock()
         self._calls = dict.fromkeys(STAGES, 0)
         self._seconds = dict.fromkeys(STAGES, 0.0)
-        self._totals = dict.fromkeys(("batches", "samples", "frames", "bytes_read", "reads", "errors"), 0)
+        self._totals = dict.fromkeys(("batches", "samples", "frames", "bytes_read", "reads", "errors", "skipped"), 0)
+        self._recent = {name: deque[float](maxlen=_RECENT) for name in STAGES}
+        self._idle = {name: deque[float](maxlen=_RECENT) for name in STAGES}
+        self._idled = dict.fromkeys(STAGES, 0.0)
+        self._queued = {name: deque[int](maxlen=_RECENT) for name in STAGES}
         self._waits: deque[float] = deque(maxlen=_RECENT)
         self._waited = 0.0
         self._ready: deque[int] = deque(maxlen=_RECENT)
@@ -41,8 +45,21 @@ class Statistics:
         with self._lock:
             self._calls[name] += calls
             self._seconds[name] += seconds
+            self._recent[name].append(seconds / max(1, calls))
             for total, count in totals.items():
                 self._totals[total] += count
+
+    def waited(self, name: str, seconds: float, queued: int) -> None:
+        """A thread of a stage waited for work, with so much in the stage's queue when it began to."""
+        with self._lock:
+            self._idled[name] += seconds
+            self._idle[name].append(seconds)
+            self._queued[name].append(queued)
+
+    def skipped(self, samples: int) -> None:
+        """Samples were replaced by substitutes."""
+        with self._lock:
+            self._totals["skipped"] += samples
 
     def planned(self, plan: BatchPlan) -> None:
         """Note how diverse a batch is."""
@@ -80,7 +97,9 @@ class Statistics:
         """Everything as JSON values.
 
         Times are in seconds summed over threads; ``wait`` is what the consumer waited for batches; ``frames`` are
-        pictures decoded, those on the way from a key included and those that several samples share counted once.
+        pictures decoded, those on the way from a key included and those that several samples share counted once. Of
+        each stage: time of its calls and of its threads' waits for work, with percentiles over the latest ones, and
+        what was in its queue when a thread looked (``plan``: batches that are made or ready).
         """
         with self._lock:
             span = self._last - self._began if self._began is not None else 0.0
@@ -96,14 +115,8 @@ class Statistics:
                     "frames_per_s": totals["frames"] / span if span else 0.0,
                     "bytes_per_s": totals["bytes_read"] / span if span else 0.0,
                 },
-                "stages": {name: {"calls": self._calls[name], "seconds": self._seconds[name]} for name in STAGES},
-                "wait": {
-                    "seconds": self._waited,
-                    "mean_s": float(waits.mean()),
-                    "p50_s": float(np.percentile(waits, 50)),
-                    "p90_s": float(np.percentile(waits, 90)),
-                    "p99_s": float(np.percentile(waits, 99)),
-                },
+                "stages": {name: self._stage(name) for name in STAGES},
+                "wait": {"seconds": self._waited, "mean_s": float(waits.mean()), **_percentiles(waits)},
                 "queue": {"mean_ready": float(np.mean(self._ready)) if self._ready else 0.0},
                 "diversity": {
                     "episodes_per_batch": self._episodes / self._planned if self._planned else 0.0,
@@ -112,3 +125,18 @@ class Statistics:
                 "inactive": list(self._inactive),
                 **more,
             }
+
+    def _stage(self, name: str) -> dict[str, Any]:
+        queued = self._queued[name]
+        return {
+            "calls": self._calls[name],
+            "seconds": self._seconds[name],
+            **_percentiles(self._recent[name]),
+            "wait": {"seconds": self._idled[name], **_percentiles(self._idle[name])},
+            "queue": {"mean": float(np.mean(queued)) if queued else 0.0, "max": max(queued, default=0)},
+        }
+
+
+def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
+    values = np.array(list(seconds) or [0.0])
+    return {f"p{share}_s": float(np.percentile(values, share)) for share in (50, 90, 99)}

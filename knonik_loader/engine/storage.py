@@ -72,8 +72,15 @@ def fs_type_of(uri: str) -> str | None:
     return _SCHEMES.get(scheme.lower()) if colon else None
 
 
-def open_storage(fs_type: str, fs_params: Mapping[str, Any] | BaseModel | None = None) -> Storage:
+def open_storage(
+    fs_type: str, fs_params: Mapping[str, Any] | BaseModel | None = None, open_files: int | None = None
+) -> Storage:
     """The storage that ``fs_type`` and ``fs_params`` of a loader configuration describe; connects to nothing yet.
+
+    Args:
+        fs_type: of the configuration.
+        fs_params: of the configuration.
+        open_files: local files kept open at once; None: `_OPEN_FILES`.
 
     Raises:
         ConfigError: an unknown type or parameter.
@@ -85,7 +92,7 @@ def open_storage(fs_type: str, fs_params: Mapping[str, Any] | BaseModel | None =
         fs_params = validate(_PARAMS[fs_type], given, f"fs_params (fs_type {fs_type!r})")
     params = fs_params.model_dump()
     if fs_type == "local":
-        return LocalStorage(params["root"])
+        return LocalStorage(params["root"], open_files or _OPEN_FILES)
     from knonik_loader.engine.objects import ObjectStorage
 
     return ObjectStorage(fs_type, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from knonik_loader.engine.memory import BatchMemory
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.plan.types import BatchPlan
 
-__all__ = ["BatchWork", "Dest", "FileJob", "Segment", "divide", "start_batch"]
+__all__ = ["BatchWork", "Dest", "Failure", "FileJob", "Segment", "divide", "place_anchors", "start_batch"]
 
 IntArray = npt.NDArray[np.int64]
 Dest = tuple[int, int]
@@ -23,6 +23,22 @@ Dest = tuple[int, int]
 
 TIMES = -1
 """Stands in a job for the anchors' times, where a stream's position would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that a batch wanted and did not get."""
+
+    samples: frozenset[int]
+    """Positions in the batch that wanted it."""
+    stream: int
+    """Position among the loaded streams, or `TIMES`."""
+    error: BaseException
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The user sees the failure of the first sample and stream, whichever thread saw one first."""
+        return min(self.samples, default=0), self.stream
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +56,11 @@ class BatchWork:
     """(3, B) of the anchors: KHLP file, shard in it, row in the shard."""
     pending: int = 0
     """Jobs and tasks that still write into it."""
-    failures: list[tuple[tuple[int, int], BaseException]] = field(default_factory=list)
-    """(position, stream) → what went wrong there; the first position is what the user sees."""
+    failures: list[Failure] = field(default_factory=list)
+    only: IntArray | None = None
+    """Positions of the samples that are still to be read; None: all."""
+    attempts: int = 0
+    """How often samples were exchanged for substitutes."""
     result: dict[str, Any] | None = None
     samples: list[Any] = field(default_factory=list)
     """Augmented samples, by position, while they are collected."""
@@ -49,8 +68,13 @@ class BatchWork:
 
     @property
     def error(self) -> BaseException | None:
-        """The first failure in the order of samples and streams, whichever thread saw one first."""
-        return min(self.failures, key=lambda failure: failure[0])[1] if self.failures else None
+        """The first failure in the order of samples and streams."""
+        return min(self.failures, key=lambda failure: failure.order).error if self.failures else None
+
+    def fail(self, stream: int, at: Iterable[int], error: BaseException) -> None:
+        """Note that some positions of a stream's flattened frames (of `TIMES`: samples) were not filled."""
+        steps = 1 if stream == TIMES else len(self.flat[stream]) // len(self.plan)
+        self.failures.append(Failure(frozenset(place // steps for place in at), stream, error))
 
 
 @dataclass(slots=True)
@@ -80,17 +104,19 @@ class FileJob:
     slots: list[int] = field(default_factory=list)
     """Those of them that want something here."""
 
-    def first(self, slot: int) -> tuple[int, int]:
-        """What its failure sorts by in a batch: the first position that it fills, and that stream."""
-        parts = [part for _, segments in self.shards for part in segments]
-        return min((at, part.stream) for part in parts for s, at in zip(part.slots, part.at, strict=True) if s == slot)
+    def fail(self, error: BaseException) -> None:
+        """Note that nothing of it was read."""
+        for _, segments in self.shards:
+            for part in segments:
+                for slot in set(part.slots):
+                    at = [at for s, at in zip(part.slots, part.at, strict=True) if s == slot]
+                    self.works[slot].fail(part.stream, at, error)
 
 
 def start_batch(
     plan: BatchPlan, sources: Sequence[Source], streams: Sequence[StreamInfo], memory: BatchMemory, turn: int
 ) -> BatchWork:
     """The arrays of a batch, from reused memory where there is some, and where its anchors lie."""
-    size = len(plan)
     arrays: dict[str, npt.NDArray[Any]] = {}
     flat = []
     for stream in streams:
@@ -98,14 +124,19 @@ def start_batch(
         array = memory.take(turn, stream.key, (*frames.shape, *stream.shape), stream.dtype)
         arrays[stream.key] = array
         flat.append(array.reshape(-1, *stream.shape))
-    places = np.empty((3, size), np.int64)
+    return BatchWork(plan, arrays, flat, np.empty(len(plan), np.float64), place_anchors(plan, sources))
+
+
+def place_anchors(plan: BatchPlan, sources: Sequence[Source]) -> IntArray:
+    """(3, B): KHLP file, shard in it and row in the shard of a batch's anchors."""
+    places = np.empty((3, len(plan)), np.int64)
     for number, source in enumerate(sources):
         dataset = source.dataset
         mine = np.flatnonzero(plan.dataset == number)
         shard, row = dataset.locate(plan.episodes[mine], plan.anchors[mine])
         table = dataset.index.shards
         places[:, mine] = np.stack([table.hlp[shard].astype(np.int64), table.shard[shard].astype(np.int64), row])
-    return BatchWork(plan, arrays, flat, np.empty(size, np.float64), places)
+    return places
 
 
 def divide(
@@ -140,6 +171,8 @@ def _wanted(works: Sequence[BatchWork], dataset: int, streams: Sequence[StreamIn
     for slot, work in enumerate(works):
         plan = work.plan
         mine = np.flatnonzero(plan.dataset == dataset)
+        if work.only is not None:
+            mine = np.intersect1d(mine, work.only)
         episodes = plan.episodes[mine]
         parts.append((*(np.full(len(mine), value) for value in (TIMES, slot)), mine, episodes, plan.anchors[mine]))
         for position, stream in enumerate(streams):

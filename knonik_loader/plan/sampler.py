@@ -20,6 +20,7 @@ from knonik_loader.plan.frames import WindowResolver
 from knonik_loader.plan.hashing import derive_key, hash64
 from knonik_loader.plan.locality import GLOBAL_WINDOW_BATCHES, Arranged, Bounded, StoredAnchors, window_anchors
 from knonik_loader.plan.order import EpisodeParts, EpochOrder, Parts, SampleParts, Shuffled, Stored, episodes_of_rank
+from knonik_loader.plan.substitutes import Drawn
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window, windows_for
 
@@ -57,10 +58,10 @@ class Sampler:
             stride=config.stride,
             rows=_rows_of_split(index, config.split),
         )
-        self._parts, mine = self._partition()
+        self._parts, self._mine = self._partition()
         self.window_anchors: int | None = None
         """Anchors that a bounded locality may use at once; None where the shuffle is not bounded."""
-        self._order = self._make_order(mine)
+        self._order = self._make_order(self._mine)
 
     def __repr__(self) -> str:
         return (
@@ -165,6 +166,12 @@ class Sampler:
             sample_seeds=self._seeds(epoch + later, positions),
             windows=self._resolver(episodes, anchors),
         )
+
+    def substitutes(self, seeds: npt.NDArray[np.uint64], attempt: int) -> Drawn:
+        """Samples in the place of others; see `knonik_loader.plan.substitutes`."""
+        words = hash64(derive_key("substitute", attempt), seeds)
+        episodes, anchors = self._mine.lookup((words % np.uint64(len(self._mine))).astype(np.int64))
+        return episodes, anchors, self._resolver(episodes, anchors)
 
     def locate(self, episodes: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
         """(n,) episode rows and (n,) frames → (n,) rows of the shard table and (n,) rows inside those shards."""

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from knonik_loader.config import (
     NOT_YET,
-    NOT_YET_TUNED,
     LoaderConfig,
     StreamOptions,
     load_loader_config,
@@ -34,7 +33,6 @@ def _no_ranks_around(monkeypatch):
 def everything(monkeypatch):
     """As if this version had every feature: what keys mean together is checked all the same."""
     monkeypatch.setattr("knonik_loader.config.NOT_YET", {})
-    monkeypatch.setattr("knonik_loader.config.NOT_YET_TUNED", frozenset())
 
 
 def load(profile="training_fast", streams=STREAMS, **keys):
@@ -204,8 +202,6 @@ class TestContradictions:
 class TestMissingFeatures:
     ASKING: ClassVar = {
         "fs_type": "gcs",
-        "augment_execution": "process",
-        "on_error": "skip",
     }
 
     @pytest.mark.parametrize("key", sorted(key for key in NOT_YET if not key.startswith("stream_cfg.")))
@@ -246,10 +242,6 @@ class TestInactive:
     def test_keys_without_effect_are_listed(self, keys, inactive):
         expected = list(keys) if inactive is None else inactive
         assert sorted(load(**keys).inactive) == sorted(expected)
-
-    def test_tuning_that_this_version_lacks_is_listed(self):
-        given = dict.fromkeys(NOT_YET_TUNED, 9)
-        assert sorted(load(profile="compact_video", **given).inactive) == sorted(given)
 
     @pytest.mark.usefixtures("everything")
     def test_the_profile_decides_too(self):

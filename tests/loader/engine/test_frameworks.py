@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from knonik_loader import ConfigError, ShardedDataLoader
+from tests.support.augments import different, fail_at_twenty, forget, mirror, say, scale, uneven
 from tests.support.packed import check_frames
 
 
@@ -46,18 +47,7 @@ def test_torch_is_asked_for_by_name(packed, monkeypatch):
         ShardedDataLoader(packed.config(framework="torch"))
 
 
-def mirror(sample):
-    """A flip, a crop of random place, a new type and a new stream."""
-    rng = np.random.default_rng(sample["rng_seed"])
-    streams = dict(sample["streams"])
-    left = int(rng.integers(0, 8))
-    streams["rgb_cam_0"] = streams["rgb_cam_0"][:, :, left : left + 64].astype(np.float32)
-    streams["left"] = np.array([left])
-    del streams["depth_cam_0"]
-    return {**sample, "streams": streams}
-
-
-@pytest.mark.parametrize("execution", ["inline", "threaded"])
+@pytest.mark.parametrize("execution", ["inline", "threaded", "process"])
 def test_augmentation_keeps_order_and_seeds(packed, execution):
     with ShardedDataLoader(packed.config()) as loader:
         plain = list(loader)
@@ -86,18 +76,19 @@ def test_seeds_differ_between_samples_and_epochs(packed):
     assert len(np.unique(flat)) == len(flat)
 
 
-def test_augmentation_sees_tensors_under_torch(packed):
+@pytest.mark.parametrize("execution", ["inline", "threaded", "process"])
+def test_augmentation_sees_tensors_under_torch(packed, execution):
     torch = pytest.importorskip("torch")
 
-    def augment(sample):
-        assert isinstance(sample["streams"]["rgb_cam_0"], torch.Tensor)
-        streams = {**sample["streams"], "rgb_cam_0": sample["streams"]["rgb_cam_0"].float() / 255}
-        return {**sample, "streams": streams}
-
-    with ShardedDataLoader(packed.config(framework="torch", augment_fn=augment)) as loader:
-        batch = next(iter(loader))
-    assert batch["rgb_cam_0"].dtype == torch.float32
-    assert float(batch["rgb_cam_0"].max()) <= 1
+    config = packed.config(framework="torch", augment_fn=scale, augment_execution=execution, max_steps=2)
+    with ShardedDataLoader(config) as loader:
+        first, batch = loader
+    assert batch["rgb_cam_0"].dtype == torch.bfloat16
+    assert 0.5 < float(batch["rgb_cam_0"].max()) <= 1
+    with ShardedDataLoader(packed.config(framework="torch", max_steps=2)) as loader:
+        plain, _ = loader
+    assert bool((first["rgb_cam_0"] == (plain["rgb_cam_0"].float() / 255).bfloat16()).all())
+    assert bool((first["state"] == plain["state"]).all())
 
 
 def test_a_sample_says_where_it_comes_from(packed):
@@ -121,32 +112,13 @@ def test_a_sample_says_where_it_comes_from(packed):
     np.testing.assert_array_equal(batch["rgb_cam_0"][0], seen[0]["streams"]["rgb_cam_0"])
 
 
-def fail_at_twenty(sample):
-    if sample["frame_index"] == 20:
-        raise StopIteration  # would end a careless loop in silence
-    return sample
-
-
-def forget(sample):
-    return None if sample["frame_index"] == 20 else sample
-
-
-def uneven(sample):
-    frames = 3 if sample["frame_index"] == 20 else 4
-    return {**sample, "streams": {"state": sample["streams"]["state"][:frames]}}
-
-
-def different(sample):
-    extra = {"extra": np.zeros(1)} if sample["frame_index"] == 20 else {}
-    return {**sample, "streams": {"state": sample["streams"]["state"], **extra}}
-
-
-@pytest.mark.parametrize("execution", ["inline", "threaded"])
+@pytest.mark.parametrize("execution", ["inline", "threaded", "process"])
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (fail_at_twenty, r"batch 5, sample 0 \(episode 'episode_000000', frame 20\): StopIteration"),
         (forget, "frame 20.*returned a NoneType"),
+        (say, "frame 20.*returned a str"),
         (uneven, r"'state' is float32 \(3, 4\) in sample 0 and float32 \(4, 4\) in sample 1"),
         (different, "sample 1 no 'extra'"),
     ],
