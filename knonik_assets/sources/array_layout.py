@@ -206,6 +206,9 @@ def _completed(one: Planned, config: IngestConfig, fps: float | None, warnings: 
     """Fill in what needs a look into the data: picture size, encoding, the scale of floats."""
     array, where = one.array, one.array.where
     rate = one.spec.fps or config.fps or fps
+    doubt = array.check_complete(numeric=one.spec.kind == "numeric")
+    if doubt is not None:
+        warnings.append(doubt)
     if one.spec.kind == "numeric":
         width = 1
         for side in one.content.shape:
@@ -213,7 +216,6 @@ def _completed(one: Planned, config: IngestConfig, fps: float | None, warnings: 
         if len(one.content.shape) > 1:
             warnings.append(f"{where}: rows of shape {one.content.shape} are flattened to {width} numbers")
         return replace(one, spec=replace(one.spec, shape=(width,), fps=rate))
-    array.check_complete()
     height, width = first_shape(array, one.content)
     scale = None
     encoding = "raw"

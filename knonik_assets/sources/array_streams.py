@@ -92,16 +92,7 @@ def read_rows(array: Array, content: Content) -> Iterator[Any]:
         for index in range(content.length):
             yield cut_encoded(array.row_bytes(index), f"{array.where}, row {index}")
         return
-    for start, stop in _blocks(array):
-        yield from array.rows(start, stop)
-
-
-def _blocks(array: Array) -> Iterator[tuple[int, int]]:
-    """Runs of rows to read at once: whole blocks where they are small enough."""
-    row_bytes = max(1, bounded(array.dtype.itemsize * math.prod(array.shape[1:]), array.where))
-    block = max(1, min(array.block, _BLOCK_BYTES // row_bytes))
-    for start in range(0, array.shape[0], block):
-        yield start, min(start + block, array.shape[0])
+    yield from array.stream()
 
 
 def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], list[str]]:
@@ -113,10 +104,8 @@ def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], lis
     length, infinite, inexact = array.shape[0], 0, False
     bounded(length * width * 4, array.where)
     out = np.empty((length, width), np.float32)
-    wide = max(1, _BLOCK_BYTES // max(1, width * array.dtype.itemsize))
-    step = max(array.block, wide - wide % max(1, array.block))
-    for start in range(0, length, step):
-        values = array.rows(start, min(start + step, length)).reshape(-1, width)
+    for start, stop in _runs(array, width):
+        values = array.rows(start, stop).reshape(-1, width)
         with np.errstate(over="ignore"):  # said below, in words
             out[start : start + len(values)] = values
         rows = out[start : start + len(values)]
@@ -130,6 +119,18 @@ def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], lis
     if inexact:
         lost.append(f"{array.where}: integers beyond 2**24 lose their last digits in float32")
     return out, lost
+
+
+def _runs(array: Array, width: int) -> Iterator[tuple[int, int]]:
+    """Several of the array's blocks at once, as rows of numbers are small."""
+    most = max(1, _BLOCK_BYTES // max(1, width * array.dtype.itemsize))
+    start = 0
+    for first, stop in array.blocks():
+        if stop - start > most and first > start:
+            yield start, first
+            start = first
+    if start < array.shape[0]:
+        yield start, array.shape[0]
 
 
 def float_scale(array: Array) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ Path = tuple[str, ...]
 
 MOST_BYTES = 512 << 20
 """A single block (a chunk, a picture, a table of numbers) that claims more is refused before memory is taken for it."""
+_BLOCK_BYTES = 64 << 20
+"""Most that is read at once of an array whose chunks hold many rows."""
 
 
 def bounded(count: int, where: str) -> int:
@@ -49,6 +52,8 @@ class Array(ABC):
     ) -> None:
         self.where, self.dtype, self.shape = where, dtype, shape
         self.block, self.holds_bytes = max(1, block), holds_bytes
+        self.offset = 0
+        """Rows before the first one in its block."""
 
     @property
     def ndim(self) -> int:
@@ -71,18 +76,52 @@ class Array(ABC):
         """
         return as_bytes(self.rows(index, index + 1)[0])
 
-    def check_complete(self) -> None:  # noqa: B027 - most arrays have nothing to check
+    def check_complete(self, *, numeric: bool) -> str | None:
         """Refuse what would read as zeros that nobody recorded.
 
+        Args:
+            numeric: whether the array is read as numbers, where a run of zeros may be meant.
+
+        Returns:
+            A warning, or None.
+
         Raises:
-            EpisodeError: parts of the array are missing.
+            EpisodeError: parts of the array are missing, or it cannot be decoded here.
         """
+        return None
+
+    def check_rows(self, start: int, stop: int, *, numeric: bool, where: str) -> str | None:
+        """`check_complete` for some rows, as far as they can be told from the others."""
+        return self.check_complete(numeric=numeric)
 
     def spread_rows(self, count: int = 9) -> list[npt.NDArray[Any]]:
         """A few rows from the whole length, to judge the array by."""
         length = self.shape[0]
         places = sorted({round(place * (length - 1) / (count - 1)) for place in range(count)}) if length else []
         return [self.rows(place, place + 1)[0] for place in places]
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Runs of rows to read at once: whole blocks where they are small enough.
+
+        Raises:
+            EpisodeError: a single row is absurdly large.
+        """
+        row_bytes = max(1, bounded(self.dtype.itemsize * math.prod(self.shape[1:]), self.where))
+        block = max(1, min(self.block, _BLOCK_BYTES // row_bytes))
+        start = 0
+        while start < self.shape[0]:
+            stop = min(start + block - (self.offset + start) % block, self.shape[0])
+            yield start, stop
+            start = stop
+
+    def stream(self) -> Iterator[npt.NDArray[Any]]:
+        """Row after row, in bounded memory.
+
+        Raises:
+            EpisodeError: damaged or missing.
+        """
+        for start, stop in self.blocks():
+            yield from self.rows(start, stop)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Feed type, shape and content to a digest.
@@ -91,8 +130,16 @@ class Array(ABC):
             EpisodeError: damaged or missing.
         """
         digest.update(f"{self.dtype.str}{self.shape}".encode())
-        for start in range(0, self.shape[0], self.block):
-            rows = self.rows(start, min(start + self.block, self.shape[0]))
+        self.hash_rows(digest, 0, self.shape[0])
+
+    def hash_rows(self, digest: hashlib._Hash, start: int, stop: int) -> None:
+        """Feed the content of some rows to a digest.
+
+        Raises:
+            EpisodeError: damaged or missing.
+        """
+        for first, last in RowsOf(self, start, stop, self.where).blocks():
+            rows = self.rows(start + first, start + last)
             if rows.dtype.kind == "O":
                 for row in rows:
                     data = as_bytes(row)
@@ -138,6 +185,7 @@ class RowsOf(Array):
         shape = (stop - start, *whole.shape[1:])
         super().__init__(where, whole.dtype, shape, block=whole.block, holds_bytes=whole.holds_bytes)
         self.whole, self.start = whole, start
+        self.offset = whole.offset + start
 
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """See `Array.rows`."""
@@ -146,6 +194,15 @@ class RowsOf(Array):
     def row_bytes(self, index: int) -> bytes:
         """See `Array.row_bytes`."""
         return self.whole.row_bytes(self.start + index)
+
+    def check_complete(self, *, numeric: bool) -> str | None:
+        """See `Array.check_complete`."""
+        stop = self.start + self.shape[0]
+        return self.whole.check_rows(self.start, stop, numeric=numeric, where=self.where)
+
+    def hash_rows(self, digest: hashlib._Hash, start: int, stop: int) -> None:
+        """See `Array.hash_rows`."""
+        self.whole.hash_rows(digest, self.start + start, self.start + min(stop, self.shape[0]))
 
     def spread_rows(self, count: int = 9) -> list[npt.NDArray[Any]]:
         """From all episodes: a scale is a property of the whole array."""

@@ -30,10 +30,24 @@ def _lerobot_v3(config: IngestConfig, root: Path) -> Source:
     return LeRobotV3Source(config, root)
 
 
+def _episodic_zarr(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.episodic_zarr import EpisodicZarrSource
+
+    return EpisodicZarrSource(config, root)
+
+
+def _replay_zarr(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.replay_zarr import ReplayZarrSource
+
+    return ReplayZarrSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
+    "episodic + zarr": _episodic_zarr,
     "hdf5": _hdf5,
     "lerobot_v2": _lerobot_v2,
+    "zarr": _replay_zarr,
     "lerobot_v3": _lerobot_v3,
 }
 """Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""

@@ -1,0 +1,240 @@
+"""Zarr arrays, format 2 and 3, as arrays of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from lzma import LZMAError
+from typing import Any, Literal
+
+import numcodecs
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from knonik_assets.sources.arrays import MOST_BYTES, Array, Path, bounded
+from knonik_assets.sources.zarr_files import Files, FilesStore
+from knonik_assets.sources.zarr_guard import Guard
+from knonik_assets.sources.zarr_pictures import PictureArray, picture_codec
+from knonik_loader.errors import EpisodeError, KnonikError
+
+__all__ = ["ZarrArray", "attributes", "has_array", "scan"]
+
+_FAULTS = (
+    OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError,
+    AssertionError, zlib.error, LZMAError, struct.error,
+)  # fmt: skip
+"""What Zarr and its codecs raise on damaged data, whichever layer notices."""
+_READ_BYTES = 16 << 20
+"""Several small chunks are read at once, up to this much."""
+_DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what Zarr raises on damaged data into an `EpisodeError` that says where."""
+    try:
+        yield
+    except KnonikError:
+        raise
+    except _FAULTS as error:
+        reason = str(error).strip("'\"") or type(error).__name__
+        raise EpisodeError(f"{where}: damaged or unreadable Zarr data: {reason[:300]}.") from error
+
+
+def attributes(files: Files, folder: str = "") -> Mapping[str, Any]:
+    """What a group says about itself; empty where it says nothing.
+
+    Raises:
+        EpisodeError: its metadata is damaged.
+    """
+    at = f"{folder}/" if folder else ""
+    three = files.json(f"{at}zarr.json")
+    found = three.get("attributes") if three is not None else files.json(f"{at}.zattrs")
+    return found if isinstance(found, dict) else {}
+
+
+def has_array(files: Files, folder: str) -> bool:
+    """Whether a folder is that of an array."""
+    if files.size(f"{folder}/.zarray") is not None:
+        return True
+    return files.size(f"{folder}/zarr.json") is not None and _format(files, folder) == 3
+
+
+def _format(files: Files, folder: str) -> Literal[2, 3] | None:
+    """The Zarr format of the array in a folder; None where there is no array."""
+    three = files.json(f"{folder}/zarr.json")
+    if three is not None:
+        return 3 if three.get("node_type") == "array" else None
+    return 2 if files.size(f"{folder}/.zarray") is not None else None
+
+
+def scan(files: Files, where: str, folder: str = "") -> dict[Path, Array]:
+    """Every array below a folder by its path, in natural order.
+
+    Raises:
+        EpisodeError: damaged metadata, or a link leads out of the store.
+    """
+    store = FilesStore(files)
+    found: dict[Path, Array] = {}
+
+    def visit(path: Path) -> None:
+        at = "/".join(part for part in (folder, *path) if part)
+        if len(path) > _DEEPEST or len(found) > _MOST_ARRAYS:
+            raise EpisodeError(f"{where}: more than {_MOST_ARRAYS} arrays, or folders {_DEEPEST} deep; no episode.")
+        for name in files.children(at)[0]:
+            here = f"{at}/{name}" if at else name
+            version = _format(files, here)
+            if version is not None:
+                found[(*path, name)] = open_array(store, files, here, version, f"{where}: {'.'.join((*path, name))}")
+            elif not name.startswith((".", "__")):
+                visit((*path, name))
+
+    visit(())
+    return found
+
+
+def open_array(store: FilesStore, files: Files, folder: str, version: Literal[2, 3], where: str) -> Array:
+    """One array. Its codecs are looked up now, its chunks are read later.
+
+    Raises:
+        EpisodeError: damaged or absurd metadata.
+    """
+    meta = files.json(f"{folder}/{'zarr.json' if version == 3 else '.zarray'}") or {}
+    shape = meta.get("shape")
+    if not (isinstance(shape, list) and len(shape) <= _MOST_AXES and all(_is_count(side) for side in shape)):
+        raise EpisodeError(f"{where}: damaged metadata: shape is {str(shape)[:80]}.")
+    if version == 2 and (codec := picture_codec(meta)) is not None:
+        return PictureArray(files, folder, meta, codec, where)
+    _refuse_code(meta, version, where)
+    with reading(where):
+        array = zarr.open_array(store=store, path=folder, mode="r", zarr_format=version)
+        return ZarrArray(array, files, folder, store, _last_codec(meta, version), where)
+
+
+def _is_count(value: Any) -> bool:  # noqa: ANN401 - JSON
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
+
+
+def _refuse_code(meta: Mapping[str, Any], version: int, where: str) -> None:
+    """Refuse codecs that run code from the data, and name those that aren't installed.
+
+    Raises:
+        EpisodeError: either.
+    """
+    raw = meta.get("codecs") if version == 3 else [*(meta.get("filters") or []), meta.get("compressor")]
+    for codec in raw if isinstance(raw, list) else []:
+        if codec is None:
+            continue
+        name = codec.get("name" if version == 3 else "id") if isinstance(codec, dict) else None
+        if not isinstance(name, str):
+            raise EpisodeError(f"{where}: damaged metadata: a codec is {str(codec)[:80]}.")
+        if "pickle" in name:
+            raise EpisodeError(
+                f"{where}: is stored with the codec {name!r}, which runs code from the data when it is read; store it "
+                "as numbers or text."
+            )
+        if version == 2 and not _is_known(name):
+            raise EpisodeError(f"{where}: needs the codec {name!r}, which is not installed.")
+
+
+def _is_known(name: str) -> bool:
+    from numcodecs.registry import codec_registry, entries
+
+    return name in codec_registry or name in entries or hasattr(numcodecs, name)
+
+
+def _last_codec(meta: Mapping[str, Any], version: int) -> str:
+    """What a chunk's bytes as stored were made by last."""
+    if version == 2:
+        compressor = meta.get("compressor")
+        return str(compressor.get("id")) if isinstance(compressor, dict) else ""
+    codecs = meta.get("codecs")
+    last = codecs[-1] if isinstance(codecs, list) and codecs else {}
+    return str(last.get("name")).rsplit(".", 1)[-1] if isinstance(last, dict) else ""
+
+
+class ZarrArray(Array):
+    """An array that zarr-python decodes."""
+
+    def __init__(self, array: zarr.Array, files: Files, folder: str, store: FilesStore, codec: str, where: str) -> None:
+        dtype = np.dtype(array.dtype)
+        shape = tuple(int(side) for side in array.shape)
+        grid = tuple(int(side) for side in (array.shards or array.chunks))
+        self._grid = tuple(max(1, side) for side in grid)
+        itemsize = max(1, dtype.itemsize)
+        self._chunk_bytes = math.prod(self._grid) * itemsize
+        along = self._grid[0] if self._grid else 1
+        row_bytes = itemsize * math.prod(shape[1:])
+        at_once = max(1, _READ_BYTES // max(1, along * row_bytes)) * along
+        texts = dtype.kind in "OTSV" and len(shape) == 1 and not dtype.names
+        super().__init__(where, dtype, shape, block=at_once, holds_bytes=texts)
+        self._array, self._files, self._folder = array, files, folder
+        most = MOST_BYTES if dtype.kind in "OT" else min(MOST_BYTES, 8 * self._chunk_bytes + 4096)
+        store.guards[f"{folder}/"] = Guard(codec, most)
+        self._fill: Any = array.metadata.fill_value
+
+    def _keys(self, start: int, stop: int) -> Iterator[str]:
+        """Files of the chunks that hold some rows."""
+        along = self._grid[0]
+        others = [range(-(-side // chunk)) for side, chunk in zip(self.shape[1:], self._grid[1:], strict=True)]
+        for first in range(start // along, -(-stop // along)):
+            for rest in np.ndindex(*(len(axis) for axis in others)):
+                yield f"{self._folder}/{self._array.metadata.encode_chunk_key((first, *rest))}"
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """See `Array.rows`."""
+        bounded(max(self._chunk_bytes, (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize), self.where)
+        with reading(f"{self.where}, rows from {start}"):
+            found = np.asarray(self._array[start:stop])
+        if found.dtype.kind == "T":
+            found = found.astype(object)
+        return found
+
+    def absent(self, start: int, stop: int) -> tuple[int, int]:
+        """How many of the chunks that hold some rows are missing, and how many there should be."""
+        wanted, missing = 0, 0
+        for key in self._keys(start, stop):
+            wanted += 1
+            missing += self._files.size(key) is None
+        return missing, wanted
+
+    def check_complete(self, *, numeric: bool) -> str | None:
+        """See `Array.check_complete`."""
+        return self.check_rows(0, self.shape[0], numeric=numeric, where=self.where)
+
+    def check_rows(self, start: int, stop: int, *, numeric: bool, where: str) -> str | None:
+        """`check_complete` for some rows.
+
+        A writer may leave out chunks that hold nothing but zeros, as zarr-python 3 does; a store that was copied in
+        part looks just the same. Zeros are believed of numbers only, and only of a single column or of a whole array.
+        """
+        if not self.shape or stop <= start:
+            return None
+        if math.prod(-(-side // chunk) for side, chunk in zip(self.shape, self._grid, strict=True)) > 1 << 26:
+            raise EpisodeError(f"{where}: damaged metadata: {self.shape} in chunks of {self._grid}.")
+        missing, wanted = self.absent(start, stop)
+        if not missing:
+            return None
+        what = f"{where}: {missing} of {wanted} chunks are missing"
+        single = math.prod(self.shape[1:]) == 1
+        if numeric and self._fill is not None and (single or missing == wanted):
+            return f"{what} and read as {self._fill}: left out by the writer as such, or lost in a copy"
+        raise EpisodeError(
+            f"{what} (an interrupted recording or copy) and would read as {self._fill or 'zero'}; copy the store "
+            "again, or if these values are meant, write it with write_empty_chunks."
+        )
+
+    def hash_rows(self, digest: hashlib._Hash, start: int, stop: int) -> None:
+        """See `Array.hash_rows`. Chunks are taken as they lie where they hold these rows alone."""
+        if (start, stop) != (0, self.shape[0]) and self._grid[0] != 1:
+            super().hash_rows(digest, start, stop)
+            return
+        for key in self._keys(start, stop):
+            data = self._files.read(key)
+            digest.update(b"none" if data is None else len(data).to_bytes(8, "little"))
+            digest.update(data or b"")
