@@ -1,14 +1,19 @@
 """The ``knonik`` command, and ``python -m knonik_ingest``.
 
 Commands only parse, call and print; what they do lives in the packages. A user's mistake ends in one or two lines on
-standard error and exit status 2, bad data or a failed run in 1, Ctrl-C in 130; ``--debug`` shows the traceback.
+standard error and exit status 2, bad data or a failed run in 1, Ctrl-C in 130, SIGTERM in 143; ``--debug`` shows the
+traceback.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -40,7 +45,11 @@ packer_app = typer.Typer(
 # Typer brings its own copy of click and exports only parts of it: the class of every mistake in a call by its subclass.
 _CallError: type[Exception] = typer.BadParameter.__mro__[2]
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
+
+
+class _Terminated(BaseException):
+    """SIGTERM, made to unwind like Ctrl-C: workers are ended, and what is half-written is removed."""
 
 
 @app.callback(invoke_without_command=True)
@@ -78,7 +87,10 @@ def _run(application: typer.Typer, arguments: Sequence[str] | None) -> int:
     if debug:
         argv.remove("--debug")
     try:
-        code = typer.main.get_command(application).main(argv, prog_name=application.info.name, standalone_mode=False)
+        with _sigterm_raises():
+            code = typer.main.get_command(application).main(
+                argv, prog_name=application.info.name, standalone_mode=False
+            )
     except KnonikError as error:
         if debug:
             raise
@@ -95,9 +107,27 @@ def _run(application: typer.Typer, arguments: Sequence[str] | None) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
-    if code == _INTERRUPTED:  # also what typer itself makes of Ctrl-C
-        say("interrupted", "stopped by Ctrl-C; what was finished is kept, run the same command again to go on.")
+    except _Terminated:
+        code = _TERMINATED
+    if code in {_INTERRUPTED, _TERMINATED}:  # typer itself makes the first of Ctrl-C
+        how = "Ctrl-C" if code == _INTERRUPTED else "SIGTERM"
+        say("interrupted", f"stopped by {how}; what was finished is kept, run the same command again to go on.")
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _call_mistake(error: Exception) -> str:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from knonik_loader.errors import ConfigError, EpisodeError, KnonikError
 
-__all__ = ["EngineName", "Outcome", "check_call", "default_workers", "map_tasks"]
+__all__ = ["Engine", "EngineName", "Outcome", "check_call", "default_workers", "map_tasks"]
 
 EngineName = Literal["inline", "processes", "ray"]
 Item = TypeVar("Item")
@@ -40,6 +41,8 @@ class Outcome(Generic[Item, Value]):
     attempts: int
     details: str = ""
     """Traceback of an error that nobody meant to raise."""
+    died: bool = False
+    """The worker died of it, every time."""
 
     @property
     def ok(self) -> bool:
@@ -54,6 +57,7 @@ class _Answer:
     value: Any = None
     error: KnonikError | None = None
     details: str = ""
+    died: bool = False
 
 
 class _Caught:
@@ -91,7 +95,8 @@ def _died(attempts: int) -> _Answer:
     return _Answer(
         error=EpisodeError(
             f"its worker process died {times} (out of memory, or a crash inside a library); try it alone."
-        )
+        ),
+        died=True,
     )
 
 
@@ -111,16 +116,7 @@ def map_tasks(
     attempts: int = 2,
     ray_options: Mapping[str, Any] | None = None,
 ) -> Generator[Outcome[Item, Value], None, None]:
-    """Call ``fn`` on every item and yield outcomes in the order in which they end.
-
-    Args:
-        fn: picklable, and living in a module that imports no orchestration.
-        items: picklable; an empty list starts no process.
-        engine: ``inline`` (in this thread, one after the other), ``processes`` or ``ray``.
-        workers: items worked on at once; None: one a core. Not used by ``inline``.
-        attempts: how often an item is tried whose worker dies. What ``fn`` raises is never tried again.
-        ray_options: ``address`` and further keywords of ``ray.init``; ``task``: options of every task, such as
-            ``{"num_cpus": 2}``.
+    """Call ``fn`` on every item and yield outcomes in the order in which they end: an `Engine` for one call.
 
     Closing the generator early ends the workers and what they are at.
 
@@ -129,7 +125,14 @@ def map_tasks(
     """
     todo = list(items)
     check_call(engine, workers, attempts, ray_options)
-    return _run(fn, todo, engine, workers, attempts, ray_options or {})
+    return _map_once(Engine(engine, workers, ray_options), fn, todo, attempts)
+
+
+def _map_once(
+    engine: Engine, fn: Callable[[Item], Value], todo: Sequence[Item], attempts: int
+) -> Generator[Outcome[Item, Value], None, None]:
+    with engine, closing(engine.map(fn, todo, attempts=attempts)) as outcomes:
+        yield from outcomes
 
 
 def check_call(
@@ -151,27 +154,123 @@ def check_call(
         _import_ray()
 
 
-def _run(
-    fn: Callable[[Item], Value],
-    todo: Sequence[Item],
-    engine: EngineName,
-    workers: int | None,
-    attempts: int,
-    ray_options: Mapping[str, Any],
-) -> Generator[Outcome[Item, Value], None, None]:
-    if not todo:
-        return
-    answers: Generator[tuple[int, int, _Answer], None, None]
-    lanes = min(workers or default_workers(), len(todo))
-    if engine == "inline":
-        answers = ((index, 1, _attempt(fn, item)) for index, item in enumerate(todo))
-    elif engine == "processes":
-        answers = _in_processes(fn, todo, lanes, attempts)
-    else:
-        answers = _on_ray(fn, todo, workers, attempts, ray_options)
-    with closing(answers):
-        for index, tried, answer in answers:
-            yield Outcome(index, todo[index], answer.value, answer.error, tried, answer.details)
+class Engine:
+    """Where work is done. Workers are started by the first work and kept until the block ends.
+
+    Args:
+        name: ``inline`` (in this thread, one after the other), ``processes`` or ``ray``.
+        workers: items worked on at once; None: one a core. Not used by ``inline``.
+        ray_options: ``address`` and further keywords of ``ray.init``; ``task``: options of every task, such as
+            ``{"num_cpus": 2}``.
+
+    Raises:
+        ConfigError: no such engine, ``workers`` below 1, or Ray is not installed.
+    """
+
+    def __init__(
+        self, name: EngineName = "processes", workers: int | None = None, ray_options: Mapping[str, Any] | None = None
+    ) -> None:
+        check_call(name, workers, ray_options=ray_options)
+        self.name = name
+        self._workers = workers
+        self._options = dict(ray_options or {})
+        self._pool: list[_Lane] = []
+        self._ray: Any = None
+        self._ray_is_ours = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for lane in self._pool:
+            lane.close(kill=kind is not None)
+        if self._ray_is_ours:
+            self._ray.shutdown()
+        self._pool, self._ray, self._ray_is_ours = [], None, False
+
+    @property
+    def lanes(self) -> int:
+        """Items that are worked on at once, where there are enough of them."""
+        if self.name == "inline":
+            return 1
+        if self._workers is not None:
+            return self._workers
+        if self.name == "ray":
+            return max(1, int(self._cluster().cluster_resources().get("CPU", 1)))
+        return default_workers()
+
+    def map(
+        self, fn: Callable[[Item], Value], items: Sequence[Item], *, attempts: int = 2, ahead: int | None = None
+    ) -> Generator[Outcome[Item, Value], None, None]:
+        """Call ``fn`` on every item and yield outcomes in the order in which they end.
+
+        Closing the generator early ends the workers and what they are at.
+
+        Args:
+            fn: picklable, and living in a module that imports no orchestration.
+            items: picklable; an empty list starts no process.
+            attempts: how often an item is tried whose worker dies. What ``fn`` raises is never tried again.
+            ahead: no item is begun that lies this far behind the first one whose outcome is still to come, so that a
+                caller who needs the outcomes in order holds fewer than this many back.
+        """
+        todo = list(items)
+        if not todo:
+            return
+        queue = _Queue(len(todo), ahead)
+        answers: Generator[tuple[int, int, _Answer], None, None]
+        if self.name == "inline":
+            answers = ((index, 1, _attempt(fn, item)) for index, item in enumerate(todo))
+        elif self.name == "processes":
+            self._pool += [_Lane() for _ in range(min(self.lanes, len(todo)) - len(self._pool))]
+            answers = _in_processes(fn, todo, self._pool, attempts, queue)
+        else:
+            answers = _on_ray(fn, todo, self._cluster(), self.lanes, attempts, queue, self._options.get("task", {}))
+        with closing(answers):
+            for index, tried, answer in answers:
+                yield Outcome(index, todo[index], answer.value, answer.error, tried, answer.details, answer.died)
+
+    def _cluster(self) -> Any:  # noqa: ANN401 - an optional module
+        """Ray, connected."""
+        if self._ray is None:
+            ray = _import_ray()
+            if not ray.is_initialized():
+                _start_ray(ray, self._workers, {key: value for key, value in self._options.items() if key != "task"})
+                self._ray_is_ours = True
+            self._ray = ray
+        return self._ray
+
+
+class _Queue:
+    """Which item is begun next, and whether it may be already."""
+
+    def __init__(self, count: int, ahead: int | None) -> None:
+        self._waiting = deque((index, 1) for index in range(count))
+        self._begun: set[int] = set()
+        self._ahead = ahead or count
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._begun)
+
+    def take(self) -> tuple[int, int] | None:
+        """The next item and how often it will have been tried; None where none may be begun."""
+        if not self._waiting:
+            return None
+        index, _ = self._waiting[0]
+        if index - min(self._begun, default=index) >= self._ahead:
+            return None
+        self._begun.add(index)
+        return self._waiting.popleft()
+
+    def again(self, index: int, tried: int) -> None:
+        """The item is to be tried once more, before all others."""
+        self._begun.remove(index)
+        self._waiting.appendleft((index, tried + 1))
+
+    def done(self, index: int) -> None:
+        """The item's outcome was handed out."""
+        self._begun.remove(index)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------
@@ -193,6 +292,36 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+@contextmanager
+def _start_undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back while a worker starts, and have the worker never hear of it.
+
+    A terminal sends Ctrl-C to every process of the foreground group. A worker that is just importing would print a
+    traceback, and one whose parent is interrupted while starting it would be lost. A signal's mask is inherited; this
+    process ends its workers itself.
+    """
+    caught: list[signal.Signals] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        caught.append(signal.Signals(number))
+
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM) if main else ():
+        if callable(signal.getsignal(number)):
+            handlers[number] = signal.signal(number, note)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in caught:
+            signal.raise_signal(number)
+
+
 class _Lane:
     """One worker process at a time, replaced when it died. It is started by the first item it gets."""
 
@@ -201,34 +330,38 @@ class _Lane:
 
     def submit(self, fn: Callable[[Any], Any], item: Any) -> Future[_Answer]:  # noqa: ANN401 - any item
         import loky
-        from loky.backend import get_context
+        from loky.backend import get_context, resource_tracker
 
-        if self._executor is None:
+        future: Future[_Answer]
+        if self._executor is not None:
+            future = self._executor.submit(_attempt, fn, item)
+            return future
+        with _start_undisturbed():
+            resource_tracker.ensure_running()
             self._executor = loky.ProcessPoolExecutor(
                 max_workers=1, context=get_context("loky"), initializer=_end_with_parent, initargs=(os.getpid(),)
             )
-        future: Future[_Answer] = self._executor.submit(_attempt, fn, item)
+            future = self._executor.submit(_attempt, fn, item)
         return future
 
     def close(self, *, kill: bool) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=kill)
-            self._executor = None
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=kill)
 
 
 def _in_processes(
-    fn: Callable[[Any], Any], todo: Sequence[Any], lanes: int, attempts: int
+    fn: Callable[[Any], Any], todo: Sequence[Any], lanes: Sequence[_Lane], attempts: int, queue: _Queue
 ) -> Generator[tuple[int, int, _Answer], None, None]:
     from concurrent.futures.process import BrokenProcessPool
 
-    waiting = deque((index, 1) for index in range(len(todo)))
-    free = [_Lane() for _ in range(lanes)]
+    free = list(lanes)
     running: dict[Future[_Answer], tuple[_Lane, int, int]] = {}
     finished = False
     try:
-        while waiting or running:
-            while waiting and free:
-                lane, (index, tried) = free.pop(), waiting.popleft()
+        while queue:
+            while free and (begun := queue.take()) is not None:
+                lane, (index, tried) = free.pop(), begun
                 running[lane.submit(fn, todo[index])] = (lane, index, tried)
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -246,13 +379,14 @@ def _in_processes(
                     answer = future.result()
                 free.append(lane)
                 if answer is None:
-                    waiting.appendleft((index, tried + 1))
+                    queue.again(index, tried)
                 else:
                     yield index, tried, answer
+                    queue.done(index)
         finished = True
     finally:
-        for lane in {*free, *(lane for lane, _, _ in running.values())}:
-            lane.close(kill=not finished)
+        for lane in lanes if not finished else ():
+            lane.close(kill=True)
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------
@@ -269,25 +403,20 @@ def _import_ray() -> Any:  # noqa: ANN401 - an optional module
 def _on_ray(
     fn: Callable[[Any], Any],
     todo: Sequence[Any],
-    workers: int | None,
+    ray: Any,  # noqa: ANN401 - an optional module
+    lanes: int,
     attempts: int,
+    queue: _Queue,
     options: Mapping[str, Any],
 ) -> Generator[tuple[int, int, _Answer], None, None]:
-    ray = _import_ray()
-    started = not ray.is_initialized()
-    if started:
-        _start_ray(ray, workers, {key: value for key, value in options.items() if key != "task"})
     # max_retries=0: attempts are counted here, as in the other engines
-    task = ray.remote(_attempt).options(max_retries=0, **options.get("task", {}))
+    task = ray.remote(_attempt).options(max_retries=0, **options)
     deaths = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError)
-    waiting = deque((index, 1) for index in range(len(todo)))
     running: dict[Any, tuple[int, int]] = {}
-    lanes = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
-        while waiting or running:
-            while waiting and len(running) < lanes:
-                index, tried = waiting.popleft()
-                running[task.remote(fn, todo[index])] = (index, tried)
+        while queue:
+            while len(running) < lanes and (begun := queue.take()) is not None:
+                running[task.remote(fn, todo[begun[0]])] = begun
             done, _ = ray.wait(list(running), num_returns=1)
             for reference in done:
                 index, tried = running.pop(reference)
@@ -295,15 +424,14 @@ def _on_ray(
                     answer = ray.get(reference)
                 except deaths:
                     if tried < attempts:
-                        waiting.appendleft((index, tried + 1))
+                        queue.again(index, tried)
                         continue
                     answer = _died(tried)
                 yield index, tried, answer
+                queue.done(index)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-        if started:
-            ray.shutdown()
 
 
 def _start_ray(ray: Any, workers: int | None, options: Mapping[str, Any]) -> None:  # noqa: ANN401 - an optional module

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from knonik_assets.configs.documents import local_path, write_json
 from knonik_assets.configs.pack import PackMode, PackOptions
 from knonik_assets.configs.validation import validate
-from knonik_assets.engine import EngineName, check_call, map_tasks
+from knonik_assets.engine import Engine, EngineName, check_call
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
@@ -25,16 +25,16 @@ from knonik_assets.packing.publish import paths_of, publish
 from knonik_assets.packing.stored import stored_id
 from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
+from knonik_assets.packing.work import each, write_files
 from knonik_loader import access
-from knonik_loader.errors import ConfigError, PackError
+from knonik_loader.errors import ConfigError, PackError, StorageError
 from knonik_loader.khlp.manifest import Manifest
 from knonik_loader.khlp.types import StorageProfile
 
 __all__ = ["REPORT", "pack"]
 
 REPORT = "pack_report.json"
-Task = TypeVar("Task")
-Value = TypeVar("Value")
+_FEW_BYTES = 1 << 30
 
 
 def pack(
@@ -75,7 +75,7 @@ def pack(
         seed: of the shards' order and of the splits.
         pack_mode: ``shard_batch`` mixes the shards of all episodes, ``episode`` keeps episodes whole and in order.
         storage_profile: ``compact_video``, ``training_fast`` or ``training_compressed``.
-        workers: files written at once; None: one a core.
+        workers: files or shards worked on at once; None: one a core.
         engine: ``inline``, ``processes`` or ``ray``.
         streams: only these, with or without ``rgb_`` / ``depth_``.
         episodes: only these directories.
@@ -205,24 +205,33 @@ class _Run:
         existing.sweep([self.out, folder])
         self._clear(folder, generation)
         clear_counts(self.out)
+        try:
+            return self._write_generation(generation, folder, found, began)
+        except BaseException:
+            with suppress(StorageError):  # what stopped the run is what to hear of
+                existing.sweep([self.out, folder])
+            clear_counts(self.out)
+            raise
+
+    def _write_generation(self, generation: int, folder: Path, found: Survey, began: float) -> Manifest:
         started = time.monotonic()
-        results = self._map(
-            partial(_write_counted, counts=progress_folder(self.out)),
-            [self._task(file, folder) for file in self.plan.files],
-            [f"{file.name}: {sum(shard.frames for shard in file.shards)} frames" for file in self.plan.files],
-            "files",
-        )
-        self._check_unchanged()
-        written = time.monotonic()
-        samples = fidelity.tasks(self.plan, self.source, folder)
-        measured = self._map(fidelity.compare, samples, [task.episode.name for task in samples], "episodes to compare")
+        with self._engine() as engine:
+            counts = progress_folder(self.out)
+            tasks = [self._task(file, folder) for file in self.plan.files]
+            results = write_files(engine, tasks, partial(_write_counted, counts=counts), self.progress, counts)
+            self._check_unchanged()
+            written = time.monotonic()
+            samples = fidelity.tasks(self.plan, self.source, folder)
+            names = [task.episode.name for task in samples]
+            measured = each(engine, fidelity.compare, samples, names, self.progress, "episodes to compare")
+            lanes = engine.lanes
         psnr = fidelity.worst(self.plan.streams, measured)
         summaries = [result.summary for result in results]
         manifest = publish(self.out, generation, self.plan, found, summaries, psnr)
         clear_counts(self.out)
         now = time.monotonic()
         seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
-        self._report(manifest, results, seconds)
+        self._report(manifest, results, seconds, lanes)
         return manifest
 
     def _check_unchanged(self) -> None:
@@ -275,29 +284,15 @@ class _Run:
             reencode=reencodes(self.plan.options),
         )
 
-    def _map(self, fn: Callable[[Task], Value], tasks: Sequence[Task], names: Sequence[str], what: str) -> list[Value]:
-        """Results in the tasks' order; the first failure ends the run."""
-        values: dict[int, Value] = {}
-        outcomes = map_tasks(fn, tasks, engine=self.engine, workers=self.workers, ray_options=self.ray_options)
-        try:
-            if self.progress is not None:
-                self.progress.begin(len(tasks), what, progress_folder(self.out))
-            with closing(outcomes):
-                for outcome in outcomes:
-                    if outcome.error is not None and outcome.details:
-                        outcome.error.add_note(outcome.details)
-                        raise PackError(f"{names[outcome.index]}: {outcome.error}") from outcome.error
-                    if outcome.error is not None or outcome.value is None:
-                        raise outcome.error or PackError(f"{names[outcome.index]} gave nothing back.")
-                    values[outcome.index] = outcome.value
-                    if self.progress is not None:
-                        self.progress.advance(names[outcome.index])
-        finally:
-            if self.progress is not None:
-                self.progress.end()
-        return [values[index] for index in range(len(tasks))]
+    def _engine(self) -> Engine:
+        """Where the work runs: as asked, but what only copies a little is done before a process has started."""
+        if self.engine == "processes" and self.plan.copied_bytes is not None and self.plan.copied_bytes < _FEW_BYTES:
+            return Engine("inline")
+        return Engine(self.engine, self.workers, self.ray_options)
 
-    def _report(self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float]) -> None:
+    def _report(
+        self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float], lanes: int
+    ) -> None:
         """What the run did; the only file that holds durations."""
         files = list(results)
         size = sum(result.summary.bytes for result in files)
@@ -315,9 +310,13 @@ class _Run:
                 "psnr_y": {
                     stream.info().key: stream.psnr_y for stream in manifest.streams if stream.psnr_y is not None
                 },
+                "input_dir": str(self.source.resolve()),
                 "excluded": dict(self.plan.options.exclude),
                 "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
+                "engine": self.engine,
+                "workers": lanes,
                 "frames_per_second": round(manifest.num_frames / max(seconds["all"], 1e-3), 1),
+                "bytes_per_second": round(size / max(seconds["all"], 1e-3)),
                 "warnings": self.warnings,
             },
         )

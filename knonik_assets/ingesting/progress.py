@@ -28,8 +28,8 @@ class Progress(Protocol):
         """The run starts on so many pieces of work; ``folder`` holds the workers' `FrameCount` files."""
         ...
 
-    def advance(self, text: str = "") -> None:
-        """One more piece is done; ``text`` says in a few words how it went."""
+    def advance(self, text: str = "", count: int = 1) -> None:
+        """One more piece is done, or several; ``text`` says in a few words how it went."""
         ...
 
     def end(self) -> None:
@@ -38,7 +38,7 @@ class Progress(Protocol):
 
 
 def console_progress(console: Console) -> Progress:
-    """Bars where the console is a terminal, a line a piece elsewhere."""
+    """Bars where the console is a terminal, a line for every piece that has something to say elsewhere."""
     return _BarProgress(console) if console.is_terminal else _LineProgress(console)
 
 
@@ -53,9 +53,10 @@ class _LineProgress:
         if total:
             self._say(f"{total} {what} to do")
 
-    def advance(self, text: str = "") -> None:
-        self._done += 1
-        self._say(f"[{self._done}/{self._total}] {text}".rstrip())
+    def advance(self, text: str = "", count: int = 1) -> None:
+        self._done += count
+        if text:
+            self._say(f"[{self._done}/{self._total}] {text}")
 
     def end(self) -> None:
         pass
@@ -77,9 +78,9 @@ class _BarProgress:
             self._bars = _FrameBars(self._console, total, what, folder)
             self._bars.start()
 
-    def advance(self, text: str = "") -> None:
+    def advance(self, text: str = "", count: int = 1) -> None:
         if self._bars is not None:
-            self._bars.advance(self._bars.pieces)
+            self._bars.advance(self._bars.pieces, count)
             if text:
                 self._bars.console.print(escape(text), highlight=False)
 

@@ -61,9 +61,9 @@ class LogProgress:
         if total:
             self._log.info("%s: 0 of %d", what, total)
 
-    def advance(self, text: str = "") -> None:
-        """One is done."""
-        self._done += 1
+    def advance(self, text: str = "", count: int = 1) -> None:
+        """One is done, or several."""
+        self._done += count
         if self._done == self._total or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every_s
             self._log.info("%s: %d of %d%s", self._what, self._done, self._total, f" ({text})" if text else "")

@@ -27,6 +27,10 @@ class StreamFacts:
     """Of one frame: (H, W, 3), (H, W) or (D,)."""
     channel_names: tuple[str, ...] | None = None
     quantization_mm: float | None = None
+    codec: str = ""
+    """Of the stored pictures: ``jpeg``, ``vp9`` ...; empty for other kinds."""
+    bytes: int = 0
+    """Of the stored pictures."""
 
     @property
     def key(self) -> str:
@@ -137,7 +141,8 @@ def _streams(reader: EpisodeReader) -> dict[str, StreamFacts]:
     found: list[StreamFacts] = []
     for name in metadata.rgb_streams:
         info = reader.rgb_info(name)
-        found.append(StreamFacts("rgb", name, (info.height, info.width, 3)))
+        size = sum(entry.bytes for file, entry in metadata.files.items() if file.startswith(f"rgb_{name}."))
+        found.append(StreamFacts("rgb", name, (info.height, info.width, 3), codec=info.codec, bytes=size))
     for name in metadata.depth_streams:
         shape = tuple(int(size) for size in reader.depth_shape(name))
         found.append(StreamFacts("depth", name, shape, quantization_mm=float(reader.depth_quantization_mm(name))))

@@ -78,6 +78,20 @@ class PackPlan:
         return sum(len(file.shards) for file in self.files)
 
     @property
+    def copied_bytes(self) -> int | None:
+        """Bytes of the pictures, where all of them pass as they are; None where something is encoded."""
+        if self.options.storage_profile != "training_fast" or reencodes(self.options):
+            return None
+        size = 0
+        for stream in self.streams:
+            stored = [episode.streams[stream.key] for episode in self.episodes]
+            passes = stream.kind == "rgb" and all(one.codec == "jpeg" and one.shape == stream.shape for one in stored)
+            if not passes and stream.kind != "numeric":
+                return None
+            size += sum(one.bytes for one in stored)
+        return size
+
+    @property
     def train_rows(self) -> tuple[int, ...]:
         """Episodes that statistics are computed over: the train split, or all where there is none of that name."""
         everyone = range(len(self.episodes))

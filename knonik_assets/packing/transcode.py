@@ -1,15 +1,17 @@
-"""From episodes to KHLP files: one task a file, so that files are written side by side and a killed run goes on."""
+"""From episodes to KHLP files, a file or a shard at a time: work is done side by side, and a killed run goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.packing.facts import read_facts
 from knonik_assets.packing.frames import FrameFeed
 from knonik_assets.packing.stored import check_whole, stored_id
@@ -18,7 +20,20 @@ from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.types import Record, StorageProfile, StreamInfo
 from knonik_loader.khlp.writer import HlpSummary, ShardInput, write_hlp
 
-__all__ = ["FileResult", "FileTask", "TaskShard", "write_file"]
+__all__ = [
+    "MAX_SHARD_BYTES",
+    "FileResult",
+    "FileTask",
+    "TaskShard",
+    "assemble",
+    "encode_shard",
+    "one_by_one",
+    "stored_file",
+    "write_file",
+]
+
+MAX_SHARD_BYTES = 2 << 30
+"""Encoded bytes of one shard, which is held in memory whole before it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +80,66 @@ def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> 
 
     Raises:
         EpisodeError: an episode is damaged.
-        PackError: a frame does not suit its stream.
+        PackError: a frame does not suit its stream, or a shard does not fit into memory.
+        StorageError: the disk stands in the way.
+    """
+    return stored_file(task) or assemble(task, _encoded(task, done))
+
+
+def stored_file(task: FileTask) -> FileResult | None:
+    """The file that a killed run left, checked; None where there is none, and it may be written.
+
+    Raises:
         StorageError: the disk stands in the way.
     """
     began = time.monotonic()
-    if stored_id(task.target) == task.hlp_id:
-        whole = check_whole(task.target)
-        if whole is not None:
-            return FileResult(whole, reused=True, seconds=time.monotonic() - began)
-        task.target.unlink()
-    shards = _encoded(task, done)
+    if stored_id(task.target) != task.hlp_id:
+        return None
+    whole = check_whole(task.target)
+    if whole is None:
+        with storage_errors("remove", task.target):
+            task.target.unlink()
+        return None
+    return FileResult(whole, reused=True, seconds=time.monotonic() - began)
+
+
+def assemble(task: FileTask, shards: Iterable[ShardInput]) -> FileResult:
+    """Write one file of its encoded shards, which come in the task's order.
+
+    Raises:
+        StorageError: the disk stands in the way.
+    """
+    began = time.monotonic()
     summary = write_hlp(task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
     return FileResult(summary, reused=False, seconds=time.monotonic() - began)
+
+
+def one_by_one(task: FileTask) -> list[FileTask]:
+    """A task for `encode_shard` for each shard of a file."""
+    return [replace(task, shards=(shard,)) for shard in task.shards]
+
+
+def encode_shard(task: FileTask) -> ShardInput:
+    """Encode a task's only shard, for `assemble` to write in another process.
+
+    Raises:
+        EpisodeError, PackError: as for `write_file`.
+    """
+    (shard,) = _encoded(task, lambda _: None)
+    return shard
+
+
+@lru_cache(maxsize=4096)
+def _reader(path: Path, digest: bytes) -> EpisodeReader:
+    """The episode's reader, kept: it knows its packets after the first of many shards. It holds nothing open."""
+    del digest  # an episode that was replaced is another one
+    return EpisodeReader(path)
 
 
 def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput]:
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
-        reader = EpisodeReader(task.input_dir / shards[0].episode_id)
+        reader = _reader(task.input_dir / shards[0].episode_id, shards[0].digest)
         times = reader.frame_time()
         spans = [(shard.first_frame, shard.first_frame + shard.frames) for shard in shards]
         feeds = [FrameFeed(reader, stream, spans, reencode=task.reencode) for stream in task.streams]
@@ -96,6 +153,7 @@ def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput
                         f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
                         f"mend the episode, or leave it out with --exclude {shard.episode_id}."
                     ) from error
+                _check_size(records, shard)
             done(shard.frames)
             yield ShardInput(
                 shard.episode_id,
@@ -108,6 +166,15 @@ def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput
         # An ingest may have replaced the episode meanwhile; the file then never gets its name.
         if read_facts(reader.path).digest != shards[0].digest:
             raise EpisodeError(f"{reader.path} was replaced while it was packed; pack again when ingest has ended.")
+
+
+def _check_size(records: Mapping[int, Sequence[Record]], shard: TaskShard) -> None:
+    size = sum(len(record.data) for rows in records.values() for record in rows)
+    if size > MAX_SHARD_BYTES:
+        raise PackError(
+            f"{shard.episode_id}: a shard of {shard.frames} frames has more than the {MAX_SHARD_BYTES} bytes that are "
+            "held in memory at once; give a smaller --shard-size."
+        )
 
 
 def _by_episode(shards: Sequence[TaskShard]) -> Iterator[list[TaskShard]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from knonik_assets.engine import map_tasks
+from knonik_assets.engine import Engine, _Queue, map_tasks
 from knonik_loader.errors import ConfigError, EpisodeError, StorageError
 
 
@@ -210,3 +210,34 @@ def ray_probe(number):
     if number == 2:
         os._exit(7)
     return 8 if number == 4 else double(number)
+
+
+def test_nothing_is_begun_too_far_ahead():
+    queue = _Queue(6, ahead=3)
+    assert [queue.take() for _ in range(4)] == [(0, 1), (1, 1), (2, 1), None]
+    queue.done(1)
+    queue.done(2)
+    assert queue.take() is None, "item 0 is still to come"
+    queue.again(0, 1)
+    assert [queue.take(), queue.take()] == [(0, 2), None]
+    queue.done(0)
+    assert [queue.take() for _ in range(4)] == [(3, 1), (4, 1), (5, 1), None]
+    for index in (3, 4, 5):
+        assert queue
+        queue.done(index)
+    assert not queue
+
+
+@pytest.mark.parametrize("name", ["inline", "processes"])
+def test_workers_are_kept_from_one_call_to_the_next(name):
+    with Engine(name, 1 if name == "processes" else None) as engine:
+        assert engine.lanes == 1
+        first, second = ([o.value for o in engine.map(pid_of, [0, 1], ahead=1)] for _ in range(2))
+        assert len({*first, *second}) == 1
+        assert (first[0] == os.getpid()) == (name == "inline")
+    if name == "processes":
+        assert not psutil.pid_exists(first[0])
+
+
+def pid_of(_):
+    return os.getpid()

@@ -352,14 +352,13 @@ def test_a_damaged_episode_is_named_with_what_to_do(tmp_path):
 
 def test_an_episode_that_is_replaced_meanwhile_is_never_mixed_in(tmp_path, monkeypatch):
     episodes = write_episodes(tmp_path / "episodes", (9, 8))
-    real = packing_pack._Run._map
+    real = packing_pack.write_files
 
-    def replacing(self, fn, tasks, names, what):
-        if what == "files":
-            write_episode(episodes, 0, 9, fps=25.0)
-        return real(self, fn, tasks, names, what)
+    def replacing(*arguments):
+        write_episode(episodes, 0, 9, fps=25.0)
+        return real(*arguments)
 
-    monkeypatch.setattr(packing_pack._Run, "_map", replacing)
+    monkeypatch.setattr(packing_pack, "write_files", replacing)
     with pytest.raises((PackError, EpisodeError), match="was replaced"):
         pack(episodes, tmp_path / "out", "d", engine="inline")
     assert not (tmp_path / "out" / "hlp_manifest.json").exists()

@@ -252,16 +252,24 @@ def test_progress_hears_of_every_file_and_episode(jpeg_episodes, tmp_path):
         def begin(self, total, what="episodes", folder=None):
             heard.append((total, what))
 
-        def advance(self, text=""):
-            heard.append(text)
+        def advance(self, text="", count=1):
+            heard.append((text, count))
 
         def end(self):
             heard.append("end")
 
     pack(jpeg_episodes, tmp_path, "d", 10, 4, storage_profile="training_fast", engine="inline", progress=Listener())
-    assert heard[0] == (2, "files")
-    assert [text.split(":")[0] for text in heard[1:3]] == ["hlp_000000.khlp", "hlp_000001.khlp"]
+    assert heard[0] == (8, "shards")
+    assert [(text.split(":")[0], count) for text, count in heard[1:3]] == [
+        ("hlp_000000.khlp", 4),
+        ("hlp_000001.khlp", 4),
+    ]
     assert heard[3:5] == ["end", (3, "episodes to compare")]
+    del heard[:]
+    # few files and several workers: shards are the unit of work, the last one of a file told with the file
+    options = {"storage_profile": "training_compressed", "workers": 2, "progress": Listener()}
+    pack(jpeg_episodes, tmp_path / "two", "d", 10, 8, **options)
+    assert heard[:9] == [(8, "shards"), *[("", 1)] * 7, ("hlp_000000.khlp: 64 frames", 1)]
 
 
 def test_the_input_is_never_written(jpeg_episodes, tmp_path, monkeypatch):
