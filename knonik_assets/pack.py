@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from knonik_assets.collecting import KEEP_DAYS, check_keep_days, collect_generations
 from knonik_assets.configs.documents import local_path, write_json
 from knonik_assets.configs.pack import PackMode, PackOptions
 from knonik_assets.configs.validation import validate
@@ -32,6 +34,8 @@ from knonik_loader.khlp.manifest import Manifest
 from knonik_loader.khlp.types import StorageProfile
 
 __all__ = ["REPORT", "pack"]
+
+_log = logging.getLogger(__name__)
 
 REPORT = "pack_report.json"
 _FEW_BYTES = 1 << 30
@@ -60,6 +64,8 @@ def pack(
     gop: int | None = None,
     chroma: str | None = None,
     overwrite: bool = False,
+    collect: bool = False,
+    keep_days: float | None = None,
     ray_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
@@ -87,6 +93,9 @@ def pack(
         gop: frames from one keyframe to the next.
         chroma: ``420`` or ``444``.
         overwrite: write a new generation beside the old one when anything changed.
+        collect: afterwards remove generations that were superseded at least ``keep_days`` days ago, and log which;
+            `knonik_assets.collecting.collect_generations` does the same on its own and returns them.
+        keep_days: for ``collect``; None: 14.
         ray_options: for engine ``ray``, see `knonik_assets.engine.map_tasks`.
         progress: is told how far the run is.
 
@@ -109,6 +118,7 @@ def pack(
     check_call(engine, workers, ray_options=ray_options)
     if not isinstance(overwrite, bool):
         raise ConfigError(f"overwrite must be True or False, not {overwrite!r}.")
+    keep = _keep_days(collect, keep_days)
     source, out = _local(input_dir, "input_dir"), _local(output_dir, "output_dir")
     _check_apart(source, out)
     began = time.monotonic()
@@ -118,7 +128,21 @@ def pack(
     manifest = run.unchanged() or run.write(began)
     for text in run.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
+    if keep is not None:
+        for removed in collect_generations(out, keep):
+            _log.info("%s: removed %s", out, removed)
     return paths_of(out, manifest)
+
+
+def _keep_days(collect: bool, keep_days: float | None) -> float | None:
+    """Days to keep superseded generations for; None: nothing is collected."""
+    if not isinstance(collect, bool):
+        raise ConfigError(f"collect must be True or False, not {collect!r}.")
+    if not collect:
+        if keep_days is not None:
+            raise ConfigError("keep_days says what collect may remove; it needs collect=True (--collect).")
+        return None
+    return KEEP_DAYS if keep_days is None else check_keep_days(keep_days)
 
 
 def _local(path: str | Path, name: str) -> Path:

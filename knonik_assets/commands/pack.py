@@ -63,6 +63,11 @@ Gop = Annotated[int | None, typer.Option("--gop", min=1, help="Frames from one k
 ChromaOption = Annotated[Chroma | None, typer.Option("--chroma", help="Chroma subsampling.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write a new generation when anything changed.")]
 
+Collect = Annotated[bool, typer.Option("--collect", help="Remove generations that were superseded long ago.")]
+KeepDays = Annotated[
+    float | None,
+    typer.Option("--keep-days", min=0, help="For --collect: days since they were superseded.  [default: 14]"),
+]
 
 StorageProfile = Annotated[Profile, typer.Option("--storage-profile", help="How pictures are held.")]
 
@@ -89,6 +94,8 @@ def packer_command(
     gop: Gop = None,
     chroma: ChromaOption = None,
     overwrite: Overwrite = False,
+    collect: Collect = False,
+    keep_days: KeepDays = None,
     quiet: Quiet = False,
 ) -> None:
     """Pack episodes into OUTPUT_DIR itself and print the manifest's path."""
@@ -127,12 +134,21 @@ def _keywords(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pack(options: dict[str, Any], *, quiet: bool) -> None:
+    from knonik_assets.collecting import KEEP_DAYS, collect_generations
+    from knonik_assets.configs.documents import local_path
     from knonik_assets.ingesting.progress import console_progress
     from knonik_assets.pack import pack
 
+    collect, keep_days = options.pop("collect"), options.pop("keep_days")
+    if keep_days is not None and not collect:
+        raise ConfigError("--keep-days says what --collect may remove; give --collect too, or leave it out.")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         paths = pack(**options, progress=None if quiet else console_progress(err))
     for warning in caught:
         say("warning", str(warning.message))
     out.print(str(paths[0]), highlight=False, soft_wrap=True, markup=False)
+    if collect:  # last, so that the manifest's path is told whatever collecting meets
+        folder = local_path(options["output_dir"], "output_dir")
+        for removed in collect_generations(folder, KEEP_DAYS if keep_days is None else keep_days):
+            say("removed", str(removed), colour="cyan")

@@ -56,6 +56,8 @@ _PIPELINE_KEYS = {
     "storage_profile": "'profiles'",
     "engine": "the card's 'engine'",
     "overwrite": "the pipeline: every change makes a new generation",
+    "collect": "the card's 'keep_days'",
+    "keep_days": "the card's own 'keep_days'",
 }
 
 
@@ -117,8 +119,8 @@ class DatasetCard(_Strict):
     """Answers to what the dataset config cannot know."""
     schedule: str | None = None
     """Cron of re-packs, five fields."""
-    keep_days: float | None = Field(None, gt=0)
-    """Days for which older generations of packed data are kept; refused until something collects them."""
+    keep_days: float = Field(14, ge=0, allow_inf_nan=True)
+    """Days for which a generation of packed data is kept after another superseded it; ``.inf`` keeps all for ever."""
     exclude: dict[str, str] = Field(default_factory=dict)
     """Episode (``episode_000003``, or its name in the source) → why it stays out of the packs."""
     on_bad_episode: Literal["exclude", "block"] = "exclude"
@@ -165,11 +167,11 @@ class DatasetCard(_Strict):
             raise ValueError(f"{value!r} is no cron expression: {mistake}")
         return value
 
-    @field_validator("keep_days")
+    @field_validator("keep_days", mode="before")
     @classmethod
-    def _no_collection(cls, value: object) -> object:
-        if value is not None:
-            raise ValueError("this version keeps every generation of packed data; remove it")
+    def _days(cls, value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ValueError(f"must be a number of days from 0 on (.inf keeps every generation), not {value!r}")
         return value
 
     @model_validator(mode="after")

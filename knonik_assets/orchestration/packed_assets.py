@@ -67,6 +67,7 @@ def _packed_asset(
 
 
 def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: StorageProfile) -> dg.MaterializeResult[Any]:
+    from knonik_assets.collecting import collect_generations
     from knonik_assets.pack import pack
     from knonik_assets.quality.packed import PackedDataset
 
@@ -92,10 +93,13 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
             **options,
         )[0]
     seconds = time.perf_counter() - started
-    for each in noticed:
-        context.log.warning(str(each.message))
+    for notice in noticed:
+        context.log.warning(str(notice.message))
     dataset = PackedDataset(manifest)
     unchanged = before == dataset.manifest.digest()
+    collected = collect_generations(card.packed_folder(profile), card.keep_days)
+    for each in collected:
+        context.log.info("removed %s", each)
     if unchanged:
         context.log.info("nothing changed: generation %d stays", dataset.manifest.generation)
     return dg.MaterializeResult(
@@ -103,6 +107,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
             **card_metadata(card),
             **_packed_metadata(dataset, out),
             "unchanged": unchanged,
+            **({"collected": ", ".join(str(each.generation) for each in collected)} if collected else {}),
             "seconds": round(seconds, 2),
             **({} if unchanged else {"frames_per_second": round(_pictures(dataset) / seconds, 1)}),
         },

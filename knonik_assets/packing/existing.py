@@ -20,6 +20,7 @@ __all__ = [
     "Standing",
     "changes",
     "folder_of",
+    "kept_generations",
     "leftovers",
     "manifest_name",
     "next_generation",
@@ -91,6 +92,12 @@ def _missing(path: Path, size: int) -> str:
     return "" if found == size else f"{path} has {found} bytes instead of {size}"
 
 
+def kept_generations(out: Path) -> dict[int, Path]:
+    """The manifests of all generations that are still there: number → path."""
+    found = ((_GENERATION.fullmatch(path.name), path) for path in out.glob("hlp_manifest.*.json"))
+    return {int(match[1]): path for match, path in found if match}
+
+
 def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
     """The number of the generation to write: one that no manifest has, current or kept, so that every job goes on.
 
@@ -98,8 +105,7 @@ def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
     one: with the same plan it is written again under the same number.
     """
     last = current.manifest.generation if current is not None else 0
-    kept = [int(match[1]) for path in out.glob("hlp_manifest.*.json") if (match := _GENERATION.fullmatch(path.name))]
-    newest = max([last, *kept])
+    newest = max([last, *kept_generations(out)])
     if newest == last:
         return last + 1
     try:

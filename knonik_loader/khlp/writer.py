@@ -38,7 +38,7 @@ from knonik_loader.khlp.sections import (
 )
 from knonik_loader.khlp.types import Record, StorageProfile, StreamInfo
 
-__all__ = ["PARTIAL_SUFFIX", "HlpSummary", "HlpWriter", "ShardInput", "atomic_file", "write_hlp"]
+__all__ = ["PARTIAL_SUFFIX", "HlpSummary", "HlpWriter", "ShardInput", "atomic_file", "sync_directory", "write_hlp"]
 
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of a file that is being written; one that is left over belongs to a run that died."""
@@ -267,7 +267,7 @@ def atomic_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
             sink.flush()
             os.fsync(sink.fileno())
         _claim(partial, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -290,8 +290,8 @@ def _claim(partial: Path, path: Path) -> None:
         partial.rename(path)
 
 
-def _sync_directory(folder: Path) -> None:
-    """Make a new name in a folder survive a power cut."""
+def sync_directory(folder: Path) -> None:
+    """Make names that came to a folder, or left it, survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
