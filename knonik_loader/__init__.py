@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ResumeMismatchError,
         StorageError,
     )
+    from knonik_loader.multi import MultiShardedDataLoader
     from knonik_loader.sharded import ShardedDataLoader
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "KnonikError",
     "LoaderClosedError",
     "LoginRequired",
+    "MultiShardedDataLoader",
     "PlanError",
     "ResumeMismatchError",
     "ShardedDataLoader",
@@ -40,7 +42,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - classes of several modules
     """Import a public name from where it lives."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "knonik_loader.sharded" if name.endswith("Loader") else "knonik_loader.errors"
+    homes = {"ShardedDataLoader": "sharded", "MultiShardedDataLoader": "multi"}
+    home = f"knonik_loader.{homes.get(name, 'errors')}"
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -29,6 +29,7 @@ from knonik_loader.khlp.types import StorageProfile, StreamInfo
 from knonik_loader.validation import nearest, plain, validate
 
 __all__ = [
+    "MIX_WIDE",
     "NOT_YET",
     "LoaderConfig",
     "StreamOptions",
@@ -48,6 +49,46 @@ NOT_YET: dict[str, Callable[[Any], bool]] = {
     "stream_cfg.optional": bool,
 }
 """Key → whether a value asks for something that this version doesn't have; refused by name, never ignored."""
+
+MIX_WIDE: tuple[str, ...] = (
+    "decode_mode",
+    "batch_size",
+    "framework",
+    "shuffle_mode",
+    "epoch",
+    "drop_last",
+    "rank",
+    "world_size",
+    "shard_by",
+    "max_steps",
+    "prefetch_shards",
+    "low_memory",
+    "num_decoders",
+    "num_fetchers",
+    "decode_concurrency",
+    "partial_decode_coalesce_batches",
+    "partial_decode_window_prefetch",
+    "io_loops",
+    "num_orch_threads",
+    "batch_prefetch_timeout_s",
+    "batch_prefetch_daemon",
+    "kdelta_direct_bundle_target_frames",
+    "kdelta_direct_single_consumer",
+    "augment_fn",
+    "augment_execution",
+    "augment_workers",
+    "precollate_batches",
+    "zerocopy",
+    "zerocopy_frame_shapes",
+    "zerocopy_slots",
+    "pin_memory",
+    "on_error",
+    "verify_checksums",
+    "metrics_path",
+    "multi_epoch",
+    "multi_mix",
+)
+"""Keys that a mix has once: its datasets can't differ in them. All others each dataset may have for itself."""
 
 _FS_PARAMS: dict[str, type[BaseModel]] = {"local": LocalParams, "s3": S3Params, "gcs": GcsParams, "azure": AzureParams}
 _AUTO = {
@@ -71,7 +112,11 @@ _AUTO = {
 
 
 def load_loader_config(
-    cfg: Mapping[str, Any], *, profile: StorageProfile | None = None, streams: Sequence[StreamInfo] | None = None
+    cfg: Mapping[str, Any],
+    *,
+    profile: StorageProfile | None = None,
+    streams: Sequence[StreamInfo] | None = None,
+    mix: bool = False,
 ) -> LoaderConfig:
     """Check a ``loader_cfg``.
 
@@ -81,6 +126,7 @@ def load_loader_config(
         cfg: what the user gave; None as a value means the default.
         profile: of the manifest; None: not known yet.
         streams: of the manifest; None: not known yet, stream names are then left as they were given.
+        mix: whether the dataset is one of a mix, to which some keys belong.
 
     Returns:
         The config with stream names turned to batch keys, rank and world size found, and inactive keys listed.
@@ -93,7 +139,7 @@ def load_loader_config(
     given = {key: value for key, value in _prepare(cfg).items() if value is not None}
     config = validate(LoaderConfig, given, "loader_cfg")
     _refuse_missing_features(config)
-    check_together(config, given)
+    check_together(config, given, mix=mix)
     if profile is not None:
         check_payload(config, profile)
     if streams is not None:

@@ -28,8 +28,8 @@ _WITHOUT_STAGE = (
 )
 
 
-def check_together(config: LoaderConfig, given: Mapping[str, Any]) -> None:
-    """Refuse keys that contradict each other."""
+def check_together(config: LoaderConfig, given: Mapping[str, Any], *, mix: bool = False) -> None:
+    """Refuse keys that contradict each other; ``mix``: of a dataset of a mix."""
 
     def refuse(problem: str) -> None:
         raise ConfigError(f"loader_cfg: {problem}")
@@ -40,8 +40,10 @@ def check_together(config: LoaderConfig, given: Mapping[str, Any]) -> None:
             "use shuffle_mode='none', or decode_mode='random_access'"
         )
     for key in ("multi_epoch", "multi_mix"):
-        if key in given:
+        if key in given and not mix:
             refuse(f"{key} is about a mix of datasets, and this loader reads one; leave it out")
+    if config.multi_epoch == "steps" and config.max_steps is None:
+        refuse("multi_epoch='steps' needs max_steps, the batches of an epoch; give it, or use 'longest' or 'shortest'")
     if config.zerocopy:
         _check_zerocopy(config, refuse)
     scheme = config.hlp_manifest.partition("://")[0] if "://" in config.hlp_manifest else None

@@ -15,11 +15,12 @@ from knonik_loader.engine.cache import FrameCache
 from knonik_loader.engine.dataset import PackedDataset
 from knonik_loader.engine.engine import EngineOptions
 from knonik_loader.engine.memory import BatchMemory, PinnedMemory, RecyclingPool, SlotRing
+from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.codecs import dependency_of
 from knonik_loader.khlp.types import StreamInfo
 
-__all__ = ["batch_memory", "check_shard_size", "engine_options", "files_open", "frame_cache", "worker_pool"]
+__all__ = ["batch_memory", "check_shard_size", "engine_options", "files_open", "frame_cache", "reopened", "worker_pool"]
 
 
 def engine_options(config: LoaderConfig, remote: bool) -> EngineOptions:
@@ -101,6 +102,13 @@ def _pinned() -> PinnedMemory:
         return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True)
 
     return PinnedMemory(allocate)
+
+
+def reopened(config: LoaderConfig, dataset: PackedDataset) -> PackedDataset:
+    """The same dataset over a storage of its own, for an engine: connections don't survive a fork."""
+    files = files_open(config)
+    storage = open_storage(config.fs_type, config.fs_params, files)
+    return PackedDataset(storage, dataset.key, dataset.manifest, dataset.index, files)
 
 
 def check_shard_size(config: LoaderConfig, dataset: PackedDataset, streams: tuple[StreamInfo, ...]) -> None:

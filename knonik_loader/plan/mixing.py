@@ -57,10 +57,12 @@ class Mixture:
         self.batch = batch
         shares = [weight * batch for weight in self.weights]
         self._whole = np.array([math.floor(share) for share in shares], np.int64)
-        self._rest = [share - math.floor(share) for share in shares]
+        rests = [share - math.floor(share) for share in shares]
         self._extra = batch - int(self._whole.sum())
         # After so many batches every dataset has exactly its weight, and the counts begin again.
-        self.period = math.lcm(*(rest.denominator for rest in self._rest))
+        self.period = math.lcm(*(rest.denominator for rest in rests))
+        # Parts of a sample that a batch holds beyond the whole ones, counted in 1 / period.
+        self._rest = [int(rest * self.period) for rest in rests]
         self._states: list[tuple[int, ...]] = [(0,) * len(shares)]
 
     def __repr__(self) -> str:
@@ -69,8 +71,8 @@ class Mixture:
     def before(self, step: int) -> IntArray:
         """(D,) samples of each dataset in all batches before ``step``."""
         cycles, inner = divmod(step, self.period)
-        of_cycle = [int(rest * self.period) for rest in self._rest]
-        return step * self._whole + cycles * np.array(of_cycle, np.int64) + np.array(self._extras(inner), np.int64)
+        extras = [cycles * rest + extra for rest, extra in zip(self._rest, self._extras(inner), strict=True)]
+        return step * self._whole + np.array(extras, np.int64)
 
     def counts(self, step: int) -> IntArray:
         """(D,) samples of each dataset in batch ``step``."""
@@ -84,12 +86,17 @@ class Mixture:
         return self._advance(self._states[step // _MEMORY], start, step - start)
 
     def _advance(self, state: tuple[int, ...], start: int, steps: int) -> tuple[int, ...]:
-        given = list(state)
+        given, period = list(state), self.period
+        datasets = [(at, rest) for at, rest in enumerate(self._rest) if rest]
         for number in range(start + 1, start + steps + 1):
             # The next extra of a dataset may come in the first batch with number * rest > given, and has to come by
-            # the first one with number * rest >= given + 1.
-            ready = [at for at, rest in enumerate(self._rest) if number * rest > given[at]]
-            ready.sort(key=lambda at: (math.ceil((given[at] + 1) / self._rest[at]), (given[at] + 2) / self._rest[at]))
-            for at in ready[: self._extra]:
+            # the first one with number * rest >= given + 1 (rest being a fraction of a sample here).
+            ready = [
+                (-(-(given[at] + 1) * period // rest), (given[at] + 2) * period / rest, at)
+                for at, rest in datasets
+                if number * rest > given[at] * period
+            ]
+            ready.sort()
+            for _, _, at in ready[: self._extra]:
                 given[at] += 1
         return tuple(given)

@@ -117,6 +117,11 @@ class Sampler:
         return Arranged(order, len(mine), window, self.locate, max_shards=blocks, apart=apart)
 
     @property
+    def sources(self) -> Sequence[Sampler]:
+        """What the ``dataset`` column of plans counts: this dataset alone."""
+        return (self,)
+
+    @property
     def window_frames(self) -> int | None:
         """Frames of every stream that a bounded locality may use at once, on average; None where it is not bounded."""
         if self.window_anchors is None:

@@ -31,6 +31,8 @@ class Packed:
     times: list[np.ndarray]
     """(T,) seconds of each episode."""
     fps: float
+    tag: int = 0
+    """Added to the episode number in every stamp, so that datasets can be told apart."""
 
     @property
     def folder(self) -> Path:
@@ -65,6 +67,7 @@ def write_packed(
     splits: Sequence[str] | None = None,
     language: Sequence[str] | None = None,
     seed: int = 0,
+    tag: int = 0,
 ) -> Packed:
     """Write a dataset whose shards are dealt to files in a shuffled order.
 
@@ -73,7 +76,7 @@ def write_packed(
     folder.mkdir(parents=True, exist_ok=True)
     streams = _streams(profile, cameras, size, depth, fps)
     codecs = {stream.stream_id: make_codec(stream) for stream in streams}
-    arrays = [episode_arrays(episode, frames, cameras, *size, fps=fps) for episode, frames in enumerate(lengths)]
+    arrays = [episode_arrays(episode + tag, frames, cameras, *size, fps=fps) for episode, frames in enumerate(lengths)]
     times = [start + np.arange(frames) / fps for frames in lengths]
     for episode, clock in (clocks or {}).items():
         times[episode] = np.asarray(clock, np.float64)
@@ -81,7 +84,7 @@ def write_packed(
     for episode, frames in enumerate(lengths):
         for first in range(0, frames, shard_size):
             part = slice(first, min(first + shard_size, frames))
-            shards.append((episode, _shard(episode, part, arrays[episode], times[episode], streams, codecs)))
+            shards.append((episode, _shard(episode, part, arrays[episode], times[episode], streams, codecs, tag)))
     place = np.random.default_rng(seed).permutation(len(shards))
     entries = []
     for hlp in range(-(-len(shards) // shards_per_hlp)):
@@ -126,7 +129,7 @@ def write_packed(
     )
     path = folder / "hlp_manifest.json"
     path.write_text(manifest.to_json())
-    return Packed(path, list(lengths), times, fps)
+    return Packed(path, list(lengths), times, fps, tag)
 
 
 def edit_manifest(path: Path, change: Callable[[dict], object]) -> Path:
@@ -149,9 +152,11 @@ def _streams(profile: str, cameras: int, size: tuple[int, int], depth: bool, fps
     ]
 
 
-def _shard(episode: int, part: slice, arrays: dict, times: np.ndarray, streams: list, codecs: dict) -> ShardInput:
+def _shard(
+    episode: int, part: slice, arrays: dict, times: np.ndarray, streams: list, codecs: dict, tag: int
+) -> ShardInput:
     frames = {
-        stream.stream_id: [depth_of(episode, t) for t in range(part.start, part.stop)]
+        stream.stream_id: [depth_of(episode + tag, t) for t in range(part.start, part.stop)]
         if stream.kind == "depth"
         else list(arrays[stream.name][part])
         for stream in streams
@@ -221,7 +226,7 @@ def check_frames(packed: Packed, batch: Mapping, wanted: Mapping[str, np.ndarray
             for value, frame in zip(
                 values, np.clip(asked[sample], 0, packed.lengths[episode] - 1).tolist(), strict=True
             ):
-                check_frame(key, value, episode, frame)
+                check_frame(key, value, episode + packed.tag, frame)
 
 
 def check_frame(key: str, value: np.ndarray, episode: int, frame: int) -> None:

@@ -61,12 +61,12 @@ def make_index(
     return DatasetIndex(episodes, clocks, ShardTable(*(column.astype(np.uint32) for column in columns)))
 
 
-def make_config(streams: Sequence[StreamInfo] = STREAMS, **keys: object):
+def make_config(streams: Sequence[StreamInfo] = STREAMS, mix: bool = False, **keys: object):
     """A checked config: random access, one frame, four samples, rank 0 of 1, unless told otherwise."""
     given = {"decode_mode": "random_access", "hlp_manifest": "m.json", "chunk_len": 1, "batch_size": 4}
     if "rank" not in keys:
         given |= {"rank": 0, "world_size": 1}
-    return load_loader_config(given | keys, profile="training_fast", streams=streams)
+    return load_loader_config(given | keys, profile="training_fast", streams=streams, mix=mix)
 
 
 def make_sampler(index: DatasetIndex, streams: Sequence[StreamInfo] = STREAMS, **keys: object) -> Sampler:

@@ -1,0 +1,326 @@
+"""What the loaders share: passes, positions, states, statistics, and an end to all of it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from knonik_loader.config import LoaderConfig
+from knonik_loader.engine.batch import Assembler
+from knonik_loader.engine.dataset import Source
+from knonik_loader.engine.engine import Engine, Run
+from knonik_loader.engine.fetch import ReadPolicy
+from knonik_loader.engine.metrics import MetricsFile
+from knonik_loader.engine.options import batch_memory, engine_options, frame_cache, worker_pool
+from knonik_loader.engine.stats import Statistics
+from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
+from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
+from knonik_loader.plan.types import BatchPlan
+
+__all__ = ["DataLoader", "Plan"]
+
+STATE_VERSION = 1
+MOST_EPOCHS = 2**31
+_SHUTDOWN_S = 4.0
+
+Batch = dict[str, Any]
+Loader = TypeVar("Loader", bound="DataLoader")
+
+
+@dataclass(slots=True)
+class _Position:
+    """Where the next batch to be handed out is."""
+
+    epoch: int
+    step: int
+
+
+class Plan(Protocol):
+    """What a loader needs of its sampler."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one pass on this rank, the same on every rank."""
+        ...
+
+    @property
+    def epochs_per_pass(self) -> int:
+        """Epochs that one pass enters."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that the order depends on but the epoch, as JSON values."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of `identity`."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[SubstituteSource]:
+        """What the ``dataset`` column of plans counts."""
+        ...
+
+    def batch(self, epoch: int, step: int) -> BatchPlan:
+        """This rank's batch ``step`` of the pass that starts with ``epoch``."""
+        ...
+
+
+class DataLoader(ABC):
+    """One pass after another over a plan; a subclass opens the datasets, and says what it was made of.
+
+    Args:
+        name: what batches call the loader's data.
+        config: of the whole loader.
+        streams: of the batch.
+        sampler: the plan.
+        arguments: of the subclass's constructor, by which a copy in another process is made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: LoaderConfig,
+        streams: Sequence[StreamInfo],
+        sampler: Plan,
+        arguments: tuple[Any, ...],
+    ) -> None:
+        self._name, self._config, self._streams = name, config, tuple(streams)
+        self._sampler = sampler
+        self._arguments = arguments
+        self._position = _Position(config.epoch, 0)
+        self._upcoming: _Position | None = self._position
+        self._pass: weakref.ref[_Pass] | None = None
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._closed = False
+        self._pid = os.getpid()
+        self._engine = self._make_engine()
+
+    @abstractmethod
+    def _open_sources(self) -> tuple[Source, ...]:
+        """The datasets, with storages of their own for the engine of this process."""
+
+    @abstractmethod
+    def _manifests(self) -> Mapping[str, tuple[str, str]]:
+        """Field of a state → (key of a manifest, its digest)."""
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{stream.key} {stream.shape}" for stream in self._streams)
+        return f"{type(self).__name__}({self._name!r}, {len(self)} batches of {self._config.batch_size}, {shapes})"
+
+    def __len__(self) -> int:
+        """Batches of one pass, on every rank the same."""
+        return self._sampler.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next pass; its batches are made ahead from now on.
+
+        Raises:
+            LoaderClosedError: after `shutdown`.
+        """
+        self._check_open()
+        engine = self._here()
+        self._end_pass("a newer iter() of the same loader took its place, and a loader has one pass at a time")
+        self._position = self._upcoming or _Position(self._position.epoch + self._sampler.epochs_per_pass, 0)
+        self._upcoming = None
+        current = _Pass(engine, self._position, len(self))
+        self._pass = weakref.ref(current)
+        self._runs.add(current.run)
+        return current
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be over this epoch: from its beginning, unless a loaded state stands in its middle.
+
+        Raises:
+            ConfigError: no epoch number.
+        """
+        try:
+            number = operator.index(epoch)
+        except TypeError:
+            number = -1
+        if not 0 <= number < MOST_EPOCHS:
+            raise ConfigError(f"set_epoch: an epoch is a whole number from 0 to {MOST_EPOCHS - 1}, got {epoch!r}.")
+        if self._upcoming is None or self._upcoming.epoch != number:
+            self._upcoming = _Position(number, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, as JSON values: a state loaded anywhere goes on with the batch after the last handed out.
+
+        Batches that are made ahead don't count. The state holds for every rank and for another world size, as long as
+        the global batch (``batch_size`` x ``world_size``) is the same.
+        """
+        epoch, step = self._where()
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "step": step,
+            **{field: digest for field, (_, digest) in self._manifests().items()},
+            "digest": self._sampler.digest,
+            "order": dict(self._sampler.identity),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on where ``state`` was taken.
+
+        Raises:
+            ResumeMismatchError: the state belongs to another dataset or order; the message names what differs.
+        """
+        self._check_open()
+        self._upcoming = self._checked_state(state)
+        self._end_pass("load_state_dict() moved the loader; call iter() to go on from there")
+
+    def stats(self) -> dict[str, Any]:
+        """Counts, times of each stage, waits of the consumer, memory and diversity, over all passes so far."""
+        engine = self._here()
+        epoch, step = self._where()
+        return engine.snapshot(epoch, step)
+
+    def shutdown(self) -> None:
+        """End all threads and close all files; returns within 5 s whatever is in flight, and may be called again."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        self._end_pass("the loader was shut down")
+        deadline = time.monotonic() + _SHUTDOWN_S
+        runs = list(self._runs)
+        for run in runs:
+            run.close()
+        if self._engine.processes is not None:
+            self._engine.processes.close()
+        for run in runs:
+            run.join(deadline)
+        for source in self._engine.sources:
+            source.dataset.close()
+
+    def __enter__(self) -> Self:
+        """The loader itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut down."""
+        self.shutdown()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only arguments and position travel; files are opened again where the loader arrives."""
+        return (_restore, (type(self), self._arguments, *self._where()))
+
+    def _here(self) -> Engine:
+        """The engine of this process: a forked child makes its own, as locks and threads don't come along."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._pass = None
+            self._engine = self._make_engine()
+        return self._engine
+
+    def _make_engine(self) -> Engine:
+        config = self._config
+        sources = self._open_sources()
+        remote = any(source.dataset.storage.remote for source in sources)
+        options = engine_options(config, remote)
+        return Engine(
+            sources=sources,
+            streams=self._streams,
+            plan=self._sampler.batch,
+            assembler=Assembler(sources, self._streams, config.framework, config.pad_missing, self._name),
+            memory=batch_memory(config, options),
+            stats=Statistics(config.inactive),
+            metrics=MetricsFile(config.metrics_path, config.topology[0]) if config.metrics_path else None,
+            options=options,
+            policy=ReadPolicy.of(remote, config.kdelta_direct_bundle_target_frames),
+            cache=frame_cache(config, [stream for source in sources for stream in source.streams]),
+            processes=worker_pool(config),
+            substitute=functools.partial(with_substitutes, sources=self._sampler.sources)
+            if config.on_error == "skip"
+            else None,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosedError("the loader was shut down; make a new one to go on.")
+
+    def _end_pass(self, reason: str) -> None:
+        current = self._pass() if self._pass is not None else None
+        if current is not None:
+            current.run.close(reason)
+        self._pass = None
+
+    def _where(self) -> tuple[int, int]:
+        """(epoch, step) of the batch to be handed out next; the end of a pass is the beginning of the next one."""
+        current = self._pass() if self._pass is not None else None
+        running = current is not None and not current.exhausted
+        position = self._position if running or self._upcoming is None else self._upcoming
+        if position.step >= len(self):
+            return position.epoch + self._sampler.epochs_per_pass, 0
+        return position.epoch, position.step
+
+    def _checked_state(self, state: Mapping[str, Any]) -> _Position:
+        version = state.get("version") if hasattr(state, "get") else f"a {type(state).__name__}"
+        if version != STATE_VERSION:
+            raise ResumeMismatchError(
+                f"the state's version is {version!r}, this loader reads {STATE_VERSION}; pass what state_dict() gave."
+            )
+        mine = self.state_dict()
+        theirs = state.get("order")
+        order = theirs if isinstance(theirs, Mapping) else {}
+        for name, value in mine["order"].items():
+            if order.get(name) != value:
+                raise ResumeMismatchError(
+                    f"the state was saved with {name}={order.get(name)!r}, this loader has {value!r}; configure it as "
+                    "the saved run was, or start anew."
+                )
+        for name, (key, digest) in {**self._manifests(), "digest": (self._name, mine["digest"])}.items():
+            if state.get(name) != digest:
+                raise ResumeMismatchError(
+                    f"the state's {name} is {str(state.get(name))[:12]}…, that of {key} is {digest[:12]}…: the dataset "
+                    "was packed anew; name the manifest of the saved run's generation, or start anew."
+                )
+        numbers: list[int] = []
+        for name, limit in (("epoch", MOST_EPOCHS), ("step", len(self))):
+            value = state.get(name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+                raise ResumeMismatchError(f"the state's {name} is {value!r}, which no run of this loader reaches.")
+            numbers.append(value)
+        return _Position(*numbers)
+
+
+class _Pass(Iterator[Batch]):
+    """One pass; its threads end when it is exhausted, ended or collected."""
+
+    def __init__(self, engine: Engine, position: _Position, stop: int) -> None:
+        self._position = position
+        self._pid = os.getpid()
+        self.exhausted = False
+        self.run = Run(engine, position.epoch, position.step, stop)
+        # At the interpreter's end the engine closes all runs that are left, and waits for their threads.
+        weakref.finalize(self, self.run.close).atexit = False
+        self.run.start()
+
+    def __next__(self) -> Batch:
+        if self._pid != os.getpid():
+            raise LoaderClosedError("this pass belongs to the process that was forked; call iter(loader) in this one.")
+        batch = None if self.exhausted else self.run.next()
+        self._position.step = self.run.step
+        if batch is None:
+            self.exhausted = True
+            self.run.close()
+            raise StopIteration
+        return batch
+
+
+def _restore(kind: type[Loader], arguments: tuple[Any, ...], epoch: int, step: int) -> Loader:
+    loader = kind(*arguments)
+    loader._upcoming = _Position(epoch, step)
+    return loader
