@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import import_time, loading
+from benchmarks import codecs, import_time, loading
 from benchmarks.common import Ratio, show
 
-BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {"import": import_time.run, "loading": loading.run}
+BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
+    "codecs": codecs.run,
+    "import": import_time.run,
+    "loading": loading.run,
+}
 
 
 def main() -> int:

@@ -73,7 +73,7 @@ class Record:
     key_back: int = 0
     """How many records back the record lies that decodes alone; 0: this one does."""
     intra: bool = False
-    """Decodes alone although its codec usually refers to a key (a KDLT frame stored whole)."""
+    """Decodes alone, and no other record refers to it, in a codec that has keys (a KDLT frame stored whole)."""
 
 
 FrameInput = npt.NDArray[Any] | bytes

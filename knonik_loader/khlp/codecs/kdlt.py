@@ -7,21 +7,26 @@ reads; `kdlt_encode` decides which blocks count as changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from knonik_loader.errors import DecodeError
-from knonik_loader.khlp.codecs import jpeg
+from knonik_loader.khlp.codecs import exposure, jpeg
 from knonik_loader.khlp.codecs.common import choice, expect_kind, number, payload
+from knonik_loader.khlp.codecs.exposure import Exposure
 from knonik_loader.khlp.types import Dependency, FrameInput, Record, StreamInfo
 
-__all__ = ["BLOCK", "DELTA_MAGIC", "KdltCodec", "block_grid", "blocks_per_row", "is_delta", "runs"]
+__all__ = ["BLOCK", "DELTA_MAGIC", "KdltCodec", "block_grid", "blocks_per_row", "delta_head", "is_delta", "runs"]
 
 BLOCK = 16
-DELTA_MAGIC = b"D\x01\x00\x00"
+DELTA_MAGIC = b"D\x02"
 """Begins a delta; a JPEG, which begins with FF D8, stands for the whole frame."""
+
+HEAD = Struct("<2shh")
+"""Magic, and the gain and offset of the key's exposure."""
 
 MAX_ROW_BLOCKS = 4093
 """JPEGs are at most 65500 pixels wide, so that a strip of more blocks than this wraps into further rows."""
@@ -42,6 +47,11 @@ def blocks_per_row(count: int) -> int:
 def is_delta(data: bytes | memoryview) -> bool:
     """Whether a record refers to its key."""
     return bytes(data[: len(DELTA_MAGIC)]) == DELTA_MAGIC
+
+
+def delta_head(light: Exposure) -> bytes:
+    """What stands in front of a delta's bitmap."""
+    return HEAD.pack(DELTA_MAGIC, light.gain, light.offset)
 
 
 def runs(changed: npt.NDArray[np.int64], across: int) -> list[tuple[int, int, int, int, int]]:
@@ -66,12 +76,32 @@ def runs(changed: npt.NDArray[np.int64], across: int) -> list[tuple[int, int, in
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
+def _place(strip: Image, changed: npt.NDArray[np.int64], image: npt.NDArray[Any]) -> None:
+    """Copy the blocks of a strip to where they belong in an (H, W, 3) picture."""
+    height, width, channels = image.shape
+    across = -(-width // BLOCK)
+    if width % BLOCK or len(strip) > BLOCK:
+        for top, left, sy, sx, wide in runs(changed, across):
+            place = image[top : top + BLOCK, left : left + wide]
+            place[...] = strip[sy : sy + place.shape[0], sx : sx + place.shape[1]]
+        return
+    # one row of one block as one item: a single assignment instead of one for each run
+    item = np.dtype((np.void, BLOCK * channels))
+    y, x = np.divmod(changed, across)
+    rows = np.arange(BLOCK)[:, None] + y * BLOCK  # (16, c)
+    pieces, places = strip.reshape(BLOCK, -1).view(item), rows * across + x
+    if rows[-1, -1] >= height:
+        inside = rows < height
+        pieces, places = pieces[inside], places[inside]
+    image.reshape(height, -1).view(item).reshape(-1)[places] = pieces
+
+
 class KdltCodec:
     """Keys and changed blocks.
 
-    Parameters: ``gop`` (frames from key to key, default 10), ``quality`` of keys (default 95), ``delta_quality`` of
-    blocks and of frames stored whole between keys (default 5 below), ``chroma`` (420 or 444), ``threshold`` (levels
-    that a low-passed block may differ by, default 6).
+    Parameters: ``gop`` (most frames from key to key, default 10; another scene begins a new key sooner), ``quality`` of
+    keys (default 95), ``delta_quality`` of blocks and of frames stored whole (default 5 below), ``chroma`` (420 or
+    444), ``threshold`` (levels that a low-passed block may differ by, default 6).
     """
 
     name: ClassVar[str] = "kdlt"
@@ -122,9 +152,10 @@ class KdltCodec:
             return
         if base is None:
             base = self._decode_key(records, deltas, out)
+        # a frame whose memory holds the key comes last: the others are copies of it
+        deltas.sort(key=lambda row: out[row] is base)
         for row in deltas:
-            if out[row] is not base:
-                np.copyto(out[row], base)
+            self._expose(records[row], base, out[row], self._where(row))
         for row in deltas:
             self._scatter(records[row], out[row], self._where(row))
 
@@ -137,15 +168,20 @@ class KdltCodec:
             raise DecodeError(f"{self._where(deltas[0])}: its key was not read")
         return jpeg.decode_into(records[row], out[deltas[0]], self._where(row))
 
+    def _expose(self, data: memoryview, key: Image, image: npt.NDArray[Any], where: str) -> None:
+        """Fill a frame with its key at the delta's exposure."""
+        down, across = self._grid
+        if len(data) < HEAD.size + -(-down * across // 8):
+            raise DecodeError(f"{where}: a delta of {len(data)} bytes is cut off")
+        _, gain, offset = HEAD.unpack_from(data)
+        exposure.apply(Exposure(gain, offset), key, image)
+
     def _scatter(self, data: memoryview, image: npt.NDArray[Any], where: str) -> None:
         """Put a delta's blocks in their places."""
         down, across = self._grid
         bits = -(-down * across // 8)
-        at = len(DELTA_MAGIC) + bits
-        if len(data) < at:
-            raise DecodeError(f"{where}: a delta of {len(data)} bytes is cut off")
-        bitmap = np.unpackbits(np.frombuffer(data, np.uint8, bits, len(DELTA_MAGIC)))
-        changed = np.flatnonzero(bitmap)
+        at = HEAD.size + bits
+        changed = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, bits, HEAD.size)))
         count = len(changed)
         if not count:
             if len(data) != at:
@@ -161,9 +197,7 @@ class KdltCodec:
         strip = self._scratch[:size].reshape(shape)
         # plain upsampling: a smooth one would bleed colours between blocks that are neighbours only in the strip
         jpeg.decode_into(data[at:], strip, where, fast_upsample=True)
-        for y, x, sy, sx, width in runs(changed, across):
-            place = image[y : y + BLOCK, x : x + width]
-            place[...] = strip[sy : sy + place.shape[0], sx : sx + place.shape[1]]
+        _place(strip, changed, image)
 
     def _where(self, row: int) -> str:
         return f"stream {self._info.key!r}, row {row}"

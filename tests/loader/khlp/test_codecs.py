@@ -12,27 +12,8 @@ from knonik_loader.khlp.codec_contract import CodecContract, decode_rows
 from knonik_loader.khlp.codecs import CODECS, dependency_of, make_codec
 from knonik_loader.khlp.codecs.numeric import numeric_block
 from knonik_loader.khlp.types import StreamInfo
-from tests.support.stamps import episode_arrays, read_stamp, stamp
-
-
-def rgb(codec: str, height: int = 96, width: int = 112, /, **params: object) -> StreamInfo:
-    return StreamInfo(0, "rgb", "cam", codec, (height, width, 3), "uint8", 30.0, params=params)
-
-
-def video(count: int = 23, height: int = 96, width: int = 112, stamped: bool = True) -> list[np.ndarray]:
-    """A still background with sensor noise, a moving square and a stamp in the upper half."""
-    rng = np.random.default_rng(5)
-    base = rng.integers(70, 180, (height // 8 + 1, width // 8 + 1, 3)).repeat(8, 0).repeat(8, 1)[:height, :width]
-    frames = []
-    for t in range(count):
-        image = np.clip(base + rng.normal(0, 1, base.shape), 0, 255).astype(np.uint8)
-        image[height - 24 : height - 8, 2 * t : 2 * t + 16] = (200, 30, 40)
-        frames.append(stamp(image, 1, 2, t) if stamped else image)
-    return frames
-
-
-def jpegs(frames: list[np.ndarray], quality: int = 93, chroma: str = "422") -> list[bytes]:
-    return [simplejpeg.encode_jpeg(frame, quality, "RGB", chroma, fastdct=False) for frame in frames]
+from tests.loader.khlp.video import jpegs, rgb, video
+from tests.support.stamps import episode_arrays, read_stamp
 
 
 class RgbContract(CodecContract):
@@ -186,120 +167,6 @@ def test_jpeg_sources_are_decoded_for_video_like_codecs(codec):
     frames = video(12)
     records = make_codec(rgb(codec)).encode(jpegs(frames))
     assert [read_stamp(image)[2] for image in decode_rows(rgb(codec), records, range(12))] == list(range(12))
-
-
-def test_a_source_jpeg_becomes_the_key_itself():
-    sources = jpegs(video(12))
-    records = make_codec(rgb("kdlt", gop=6)).encode(sources)
-    assert records[0].data == sources[0]
-    assert records[6].data == sources[6]
-
-
-def test_kdlt_is_smaller_where_little_moves_and_never_larger():
-    frames = video(20, 240, 320, stamped=False)
-    plain = [len(data) for data in jpegs(frames, 90, "420")]
-    records = make_codec(rgb("kdlt", 240, 320)).encode(frames)
-    for row, record in enumerate(records):
-        if row % 10:
-            assert len(record.data) <= plain[row]
-    assert sum(len(record.data) for record in records) < 0.4 * sum(plain)
-
-
-def test_kdlt_stores_a_frame_whole_when_everything_changed():
-    rng = np.random.default_rng(9)
-    frames = [rng.integers(0, 255, (96, 112, 3), dtype=np.uint8) for _ in range(4)]
-    records = make_codec(rgb("kdlt")).encode(frames)
-    assert [record.intra for record in records] == [False, True, True, True]
-    assert [record.key_back for record in records] == [0, 0, 0, 0]
-
-
-def test_kdlt_mixes_whole_frames_and_deltas_of_one_key():
-    frames = video(8)
-    frames[3] = np.random.default_rng(9).integers(0, 255, frames[3].shape, dtype=np.uint8)
-    info = rgb("kdlt")
-    records = make_codec(info).encode(frames)
-    assert [record.key_back for record in records] == [0, 1, 2, 0, 4, 5, 6, 7]
-    whole = decode_rows(info, records, range(8))
-    assert [read_stamp(whole[row])[2] for row in (0, 1, 2, 4, 5, 6, 7)] == [0, 1, 2, 4, 5, 6, 7]
-
-
-def test_kdlt_takes_a_key_that_the_caller_decoded():
-    frames, info = video(8), rgb("kdlt")
-    records = make_codec(info).encode(frames)
-    whole = decode_rows(info, records, range(8))
-    key, before = whole[0].copy(), whole[0].copy()
-    out = {5: np.zeros(info.shape, np.uint8)}
-    make_codec(info).decode({5: memoryview(records[5].data)}, [5], out, key=key)
-    np.testing.assert_array_equal(out[5], whole[5])
-    np.testing.assert_array_equal(key, before)
-
-
-def test_kdlt_strip_wraps_past_the_widest_jpeg():
-    from knonik_loader.khlp.codecs.kdlt import MAX_ROW_BLOCKS, runs
-
-    # 65 x 65 = 4225 blocks; all but the upper two rows change: 4095, two more than one strip row holds
-    info = rgb("kdlt", 1040, 1040, quality=90)
-    rng = np.random.default_rng(3)
-    still = rng.integers(0, 255, (1040, 1040, 1), dtype=np.uint8).repeat(3, 2)
-    still[32:] = 60
-    moved = still.copy()
-    moved[32:] = (80, 150, 200)
-    moved[1024:, 1024:] = (200, 40, 40)
-    records = make_codec(info).encode([still, moved])
-    assert records[1].key_back == 1
-    decoded = decode_rows(info, records, [1])[0]
-    assert np.abs(decoded[32:].astype(int) - moved[32:]).max() <= 4
-    pieces = runs(np.arange(4225), 65)
-    assert sum(piece[4] for piece in pieces) == 4225 * 16
-    assert max(piece[3] + piece[4] for piece in pieces) == MAX_ROW_BLOCKS * 16
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:9], "cut off"),
-        (lambda data: data[:4] + b"\xff" * 6 + data[10:], "decode|marks"),
-        (lambda data: data[:4] + bytes(6) + data[10:], "behind its bitmap"),
-        (lambda data: data[:4] + data[4:9] + bytes([data[9] | 1]) + data[10:], "marks block"),
-    ],
-)
-def test_kdlt_damaged_bitmaps_are_errors(damage, message):
-    # 96 x 112: 6 x 7 blocks, 42 bits in 6 bytes
-    info = rgb("kdlt")
-    records = make_codec(info).encode(video(3))
-    data = damage(records[2].data)
-    with pytest.raises(DecodeError, match=message):
-        make_codec(info).decode(
-            {0: memoryview(records[0].data), 2: memoryview(data)}, [2], {2: np.zeros(info.shape, np.uint8)}
-        )
-
-
-def test_shdr_keys_stand_every_gop_and_decode_alone():
-    info = rgb("shdr", gop=5)
-    records = make_codec(info).encode(video(12))
-    assert [record.key_back for record in records] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
-    for row in (0, 5, 10):
-        out = np.zeros(info.shape, np.uint8)
-        make_codec(info).decode({row: memoryview(records[row].data)}, [row], {row: out})
-        assert read_stamp(out) == (1, 2, row)
-
-
-def test_shdr_never_puts_one_groups_frame_into_another():
-    info = rgb("shdr", gop=5)
-    records = [memoryview(record.data) for record in make_codec(info).encode(video(12))]
-    codec = make_codec(info)
-    out = {row: np.zeros(info.shape, np.uint8) for row in range(12)}
-    for rows, wanted in (([5, 6, 7], [7]), ([0, 1], [1]), ([10], [10]), ([5, 6], [5, 6])):
-        codec.decode({row: records[row] for row in rows}, wanted, {row: out[row] for row in wanted})
-    assert {row: read_stamp(out[row])[2] for row in (7, 1, 10, 5, 6)} == {7: 7, 1: 1, 10: 10, 5: 5, 6: 6}
-
-
-def test_shdr_pictures_of_another_size_are_errors():
-    small = make_codec(rgb("shdr", 96, 112)).encode(video(1))[0]
-    large = make_codec(rgb("shdr", 1080, 1920)).encode([np.zeros((1080, 1920, 3), np.uint8)])[0]
-    for data, info in ((small.data, rgb("shdr", 98, 112)), (large.data, rgb("shdr", 96, 112))):
-        with pytest.raises(DecodeError):
-            make_codec(info).decode({0: memoryview(data)}, [0], {0: np.zeros(info.shape, np.uint8)})
 
 
 def test_depth_zero_is_no_reading_and_values_are_exact():
