@@ -10,6 +10,7 @@ import h5py
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.array_episode import ArrayEpisode, Traits
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
+from knonik_assets.sources.episode_files import episode_files
 from knonik_assets.sources.hdf5_facts import aloha_compressed, attribute_levels, stored_upside_down
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
 from knonik_assets.sources.hdf5_streams import Hdf5Tree
@@ -51,27 +52,8 @@ class EpisodicHdf5Source:
         return self._demos(self.demos) if self.demos is not None else self._files()
 
     def _files(self) -> list[EpisodeRef]:
-        if not self.root.is_dir():
-            raise SourceError(f"{self.root} is a file; give the folder that holds episode_*.h5 or episode_*.hdf5.")
-        named = [path for path in self.root.glob("episode_*") if path.suffix in _SUFFIXES]
-        # a link to nothing is a recording that is missing: it fails by name when it is opened
-        files = [path for path in named if path.is_file() or (path.is_symlink() and not path.exists())]
-        if passed := sorted(path.name for path in set(named) - set(files)):
-            self.warnings.append(f"{self.root}: {', '.join(passed[:5])}: no files, so passed over")
-        if not files:
-            others = sorted(path.name for path in self.root.iterdir() if path.suffix in _SUFFIXES)
-            hint = (
-                f'it has {others[0]} …: for demos nested in a file add "demos": "data/demo_*"'
-                if others
-                else "no HDF5 file is in it"
-            )
-            raise SourceError(f"{self.root}: no episode_*.h5 or episode_*.hdf5; {hint}.")
-        refs: dict[str, EpisodeRef] = {}
-        for path in sorted(files, key=lambda path: natural_key(path.name)):
-            if path.stem in refs:
-                raise SourceError(f"{self.root}: {path.stem} is there both as .h5 and as .hdf5; remove one of them.")
-            refs[path.stem] = EpisodeRef(path.stem, (str(path), ""))
-        return list(refs.values())
+        files = episode_files(self.root, _SUFFIXES, _hint, self.warnings)
+        return [EpisodeRef(name, (str(path), "")) for name, path in files.items()]
 
     def _demos(self, pattern: str) -> list[EpisodeRef]:
         base = self.root if self.root.is_dir() else self.root.parent
@@ -114,6 +96,12 @@ class EpisodicHdf5Source:
         """See `Source.open`."""
         path, group = ref.locator
         return Hdf5Episode(self.config, Path(path), group, ref.source_id)
+
+
+def _hint(others: list[str]) -> str:
+    if others:
+        return f'it has {others[0]} …: for demos nested in a file add "demos": "data/demo_*"'
+    return "no HDF5 file is in it"
 
 
 def _is_hdf5(path: Path, root: Path) -> bool:

@@ -42,9 +42,23 @@ def _replay_zarr(config: IngestConfig, root: Path) -> Source:
     return ReplayZarrSource(config, root)
 
 
+def _npz(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.episodic_npz import EpisodicNpzSource
+
+    return EpisodicNpzSource(config, root)
+
+
+def _calvin(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.calvin import CalvinSource
+
+    return CalvinSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
+    "episodic + npy": _npz,
     "episodic + zarr": _episodic_zarr,
+    "calvin": _calvin,
     "hdf5": _hdf5,
     "lerobot_v2": _lerobot_v2,
     "zarr": _replay_zarr,
