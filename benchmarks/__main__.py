@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import codecs, import_time, loading
+from benchmarks import codecs, drills, fuzz, import_time, loading
 from benchmarks.common import Ratio, show
 
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "codecs": codecs.run,
     "import": import_time.run,
     "loading": loading.run,
+    "drills": drills.run,
+    "fuzz": fuzz.run,
 }
 
 

@@ -165,7 +165,7 @@ def _check_apart(source: Path, out: Path) -> None:
 
 def _write_counted(task: FileTask, counts: Path) -> FileResult:
     """What a worker does: write a file and say now and then how far it is."""
-    count = FrameCount(counts / task.target.name, sum(shard.frames for shard in task.shards))
+    count = FrameCount(counts / task.target.stem, sum(shard.frames for shard in task.shards))
     try:
         return write_file(task, count.add)
     finally:
