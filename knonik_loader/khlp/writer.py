@@ -77,7 +77,9 @@ class ShardInput:
 
 
 class HlpWriter:
-    """Writes one KHLP file onto any binary sink, front to back.
+    """Writes one KHLP file onto any binary sink, front to back: it only ever calls ``sink.write``.
+
+    Memory holds 8 to 12 bytes a record and the times, whatever the file's size.
 
     Raises:
         PackError: streams or shards that the format cannot hold.
@@ -172,9 +174,17 @@ class HlpWriter:
         return HlpSummary(self._position, self._crc, len(self._shards), metadata_offset, len(times))
 
     def _append(self, data: bytes | memoryview) -> None:
-        self._sink.write(data)
         self._crc = crc32c(data, self._crc)
         self._position += len(data)
+        rest = memoryview(data)
+        while len(rest):
+            # an unbuffered sink, such as a pipe, may take a part only
+            written = self._sink.write(rest)
+            if not written:
+                raise StorageError(
+                    "the sink of a KHLP file takes nothing more; it must be one that blocks until it does"
+                )
+            rest = rest[written:]
 
     def _pad(self, to: int) -> None:
         padding = align(self._position, to) - self._position

@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import ChecksumError, FormatError, PackError, StorageError, TruncatedError
 from knonik_loader.khlp import reader as reader_module
 from knonik_loader.khlp import writer as writer_module
@@ -192,6 +195,75 @@ def test_the_writer_only_appends():
     write(sink, [NUMERIC], [numeric_shard()])
     write(other, [NUMERIC], [numeric_shard()])
     assert b"".join(sink.parts) == other.getvalue()
+
+
+class Sip(OneWay):
+    """A sink that takes no more than 1000 bytes at once, as unbuffered ones may."""
+
+    def write(self, data) -> int:
+        return super().write(bytes(data[:1000]))
+
+
+def test_sinks_may_take_a_part_at_a_time():
+    sample, sink = build("training_fast"), Sip()
+    summary = write(sink, sample.streams, sample.shards)
+    assert b"".join(sink.parts) == sample.data
+    assert summary == sample.summary
+
+
+def test_a_sink_that_takes_nothing_is_an_error_and_no_endless_loop():
+    class Full(io.RawIOBase):
+        def write(self, _data) -> None:
+            return None
+
+    with pytest.raises(StorageError, match="takes nothing more"):
+        HlpWriter(Full(), profile="training_fast", streams=[NUMERIC], hlp_id=HLP_ID)
+
+
+def test_a_real_pipe_is_a_sink():
+    """Unbuffered, and larger than what a pipe holds: the writer waits for whoever reads."""
+    inputs = [numeric_shard(first=frame, frames=5000) for frame in range(0, 100_000, 5000)]
+    whole = io.BytesIO()
+    write(whole, [NUMERIC], inputs)
+    assert len(whole.getvalue()) > 1 << 20
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:
+        assert not cat.stdin.seekable()
+        with ThreadPoolExecutor(1) as pool:
+            got = pool.submit(cat.stdout.read)
+            summary = write(cat.stdin, [NUMERIC], inputs)
+            cat.stdin.close()
+            data = got.result()
+    assert data == whole.getvalue()
+    assert open_index(reader(data), len(data), summary.metadata_offset).num_frames == 100_000
+
+
+def test_a_multipart_upload_is_a_sink(monkeypatch):
+    """Straight onto an object store, of which nothing can be taken back, and read from there."""
+    obstore = pytest.importorskip("obstore")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        urllib.request.urlopen(urllib.request.Request(f"{url}/bkt", method="PUT"), timeout=30).close()
+        store = obstore.store.S3Store("bkt", endpoint=url, region="us-east-1", client_options={"allow_http": True})
+        # blocks of 100 numbers a frame: more than one part of the upload
+        stream = dataclasses.replace(NUMERIC, shape=(100,))
+        block = np.arange(16_000 * 100, dtype="<f4").tobytes()
+        shard = ShardInput("e0", "s", bytes(32), 0, np.arange(16_000) / 10, {0: [Record(block)]})
+        with obstore.open_writer(store, "a.khlp", buffer_size=5 << 20) as sink:
+            summary = write(sink, [stream], [shard])
+        storage = open_storage("s3", {"bucket": "bkt", "region": "us-east-1", "endpoint_url": url})
+        key = storage.resolve("a.khlp")
+        assert storage.size(key) == summary.bytes > 6_000_000
+        assert crc32c(storage.read_all(key)) == summary.crc32c
+        index = open_index(
+            lambda offset, length: storage.read(key, offset, length), summary.bytes, summary.metadata_offset, key
+        )
+        assert index.num_frames == 16_000
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(
