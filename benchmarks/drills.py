@@ -47,18 +47,13 @@ def _killed(kills: int, seed: int) -> list[Ratio]:
     with TemporaryDirectory() as folder:
         root = Path(folder)
         episodes = write_episodes(root / "episodes", (60, 70, 80), cameras=2, depth=True)
-        whole = {}
-        for profile in _PROFILES:
-            out = root / "undisturbed" / profile
-            first = _pack(episodes, out, profile, 10, "inline")
-            before = _tree(out)
-            whole[profile] = (first, before, _pack(episodes, out, profile, 7, "inline"), _tree(out))
+        whole = {(p, e): _undisturbed(episodes, root / e / p, p, e) for p in _PROFILES for e in _ENGINES}
         rows = []
         for what, repack in (("a pack", False), ("a re-pack", True)):
             held, notes = 0, []
             for number in range(kills):
                 profile, engine = _PROFILES[number % 3], _ENGINES[number % 2]
-                said = _one_kill(episodes, root / "out", profile, engine, whole[profile], rng, repack=repack)
+                said = _one_kill(episodes, root / "out", profile, engine, whole[profile, engine], rng, repack=repack)
                 notes.append(said)
                 held += not said.startswith("WRONG")
             wrong = [note for note in notes if note.startswith("WRONG")]
@@ -70,6 +65,13 @@ def _killed(kills: int, seed: int) -> list[Ratio]:
 
 
 Whole = tuple[float, Mapping[str, bytes], float, Mapping[str, bytes]]
+
+
+def _undisturbed(episodes: Path, out: Path, profile: str, engine: str) -> Whole:
+    """Seconds and files of a pack, and of a re-pack behind it."""
+    first_s = _pack(episodes, out, profile, 10, engine)
+    first = _tree(out)
+    return first_s, first, _pack(episodes, out, profile, 7, engine), _tree(out)
 
 
 def _one_kill(

@@ -1,6 +1,8 @@
 """Whatever happens to a file's bytes: a typed error that names the file, never a wrong frame, a hang or a crash."""
 
+import resource
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,14 +13,17 @@ from hypothesis import strategies as st
 from knonik_loader.errors import (
     BadMagicError,
     ChecksumError,
+    DecodeError,
     FormatError,
     TruncatedError,
     UnsupportedFeatureError,
 )
+from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.layout import FOOTER_SIZE
 from knonik_loader.khlp.reader import HlpIndex, open_index
 from knonik_loader.khlp.verify import verify_file, verify_hlp
+from tests.loader.khlp.fuzzing import STREAMS, payloads, resign
 from tests.loader.khlp.make_golden import index_sample
 from tests.loader.khlp.samples import PROFILES, Sample, build, decode_all, reader, shards
 
@@ -52,21 +57,6 @@ def opened(call, where: str):
         problem = str(error)
     assert where in problem
     return None
-
-
-def resign(data: bytes) -> bytes:
-    """The same bytes with every checksum of directory and footer made right again, as far as they can be found."""
-    out = bytearray(data)
-    _, directory, *_, count, _ = struct.unpack("<QQQQ8sII", out[-FOOTER_SIZE:-16])
-    if directory + ENTRY * count + FOOTER_SIZE == len(out):
-        for at in range(directory, len(out) - FOOTER_SIZE, ENTRY):
-            offset, stored = struct.unpack_from("<QQ", out, at + 16)
-            if offset + stored <= len(out):
-                struct.pack_into("<I", out, at + 40, crc32c(out[offset : offset + stored]))
-        struct.pack_into("<I", out, len(out) - 20, crc32c(out[directory:-FOOTER_SIZE]))
-    struct.pack_into("<I", out, len(out) - 12, crc32c(out[-FOOTER_SIZE:-12]))
-    struct.pack_into("<I", out, 60, crc32c(out[:60]))
-    return bytes(out)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -146,13 +136,67 @@ def test_something_appended_or_in_front_is_an_error(sample):
             open_index(reader(damaged), len(damaged), None, "the file")
 
 
-def test_text_mode_transfers_are_refused():
-    data = build("training_fast").data
-    for damaged in (data.replace(b"\r\n", b"\n"), data.replace(b"\n", b"\r\n"), bytes(c & 127 for c in data)):
+@pytest.mark.parametrize("profile", PROFILES)
+def test_text_mode_transfers_are_refused(profile):
+    data = build(profile).data
+    for damaged in (
+        data.replace(b"\r\n", b"\n"),
+        data.replace(b"\n", b"\r\n"),
+        data.replace(b"\r", b"\n"),
+        data.split(b"\x1a")[0],
+        bytes(c & 127 for c in data),
+        data.decode("latin-1").encode(),
+        data.decode("utf-8", "replace").encode(),
+    ):
         assert damaged != data
-        with pytest.raises(FormatError):
-            open_index(reader(damaged), len(damaged), None)
-        assert verify_hlp(reader(damaged), len(damaged))
+        with pytest.raises(FormatError, match="the file"):
+            open_index(reader(damaged), len(damaged), None, "the file")
+        found = verify_hlp(reader(damaged), len(damaged), None, "the file")
+        assert found
+        assert all(damage.message.startswith("the file") for damage in found)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("rows", [2**32 - 1, 2**31, 10**6])
+def test_counts_that_nothing_backs_allocate_nothing(profile, rows):
+    good = build(profile)
+    directory = struct.unpack_from("<Q", good.data, len(good.data) - 56)[0]
+    for at in range(directory, len(good.data) - FOOTER_SIZE, ENTRY):
+        out = bytearray(good.data)
+        struct.pack_into("<I", out, at + 12, rows)
+        damaged = resign(bytes(out))
+        tracemalloc.start()
+        try:
+            with pytest.raises(FormatError, match="the file"):
+                open_tail(damaged, good.summary.metadata_offset)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 200_000
+
+
+def test_pictures_that_claim_to_be_huge_allocate_nothing():
+    """What a payload says of its size is held against the stream's before memory is taken for it."""
+    size = (65_500).to_bytes(2, "big") * 2
+    jpeg = payloads("kimg")[0]
+    frame = jpeg.index(b"\xff\xc0") + 5
+    delta = payloads("kdlt")[1]
+    strip = delta.index(b"\xff\xc0") + 5
+    # a zstd frame that states eight bytes of content size, of a single segment
+    bomb = payloads("depth")[0][:4] + b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + bytes(20)
+    for name, records, row in (
+        ("kimg", {0: jpeg[:frame] + size + jpeg[frame + 4 :]}, 0),
+        ("kdlt", {0: jpeg[:frame] + size + jpeg[frame + 4 :]}, 0),
+        ("kdlt", {0: payloads("kdlt")[0], 1: delta[:strip] + size + delta[strip + 4 :]}, 1),
+        ("depth", {0: bomb}, 0),
+    ):
+        info = STREAMS[name]
+        out = {row: np.empty(info.shape, info.dtype)}
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(DecodeError, match=info.key):
+            make_codec(info).decode({key: memoryview(data) for key, data in records.items()}, [row], out)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 100_000  # KB; the picture that they claim to be has 12 GB
 
 
 def test_tails_of_two_files_swapped_are_found(sample):
