@@ -8,7 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from knonik_assets.configs.presets import Preset
 
-__all__ = ["DepthEntry", "DirType", "ImageEntry", "IngestConfig", "LanguageBlock", "Layout"]
+__all__ = [
+    "DepthEntry",
+    "DirType",
+    "ImageEntry",
+    "IngestConfig",
+    "LanguageBlock",
+    "Layout",
+    "StagedDepth",
+    "StagedNumeric",
+    "StagedPictures",
+    "StagedStreams",
+]
 
 DirType = Literal[
     "episodic", "calvin", "zarr", "hdf5", "lerobot_v2", "lerobot_v3", "rosbag", "mcap", "rlds", "d3il", "npy_separate"
@@ -65,6 +76,50 @@ class Layout(_Strict):
     _bare = field_validator("images", "depths", mode="before")(_bare_string)
 
 
+class StagedPictures(_Strict):
+    """A staged colour stream: one ``.npy`` a frame."""
+
+    dir: str = Field(min_length=1)
+    """Folder of the frames."""
+    pattern: str = Field(default="frame_%06d.npy", pattern=r"^[^%/\\]*%0?\d{0,2}d[^%/\\]*$")
+    """File name of a frame, printf-style; frames are numbered from 0."""
+    fps: float | None = Field(default=None, gt=0)
+    """Nominal frame rate of this stream."""
+
+
+class StagedDepth(StagedPictures):
+    """A staged depth stream."""
+
+    unit_m: float | None = Field(default=None, gt=0)
+    """Metres that one integer step means; None: millimetres for integers, metres for floats."""
+
+
+class StagedNumeric(_Strict):
+    """A staged numeric stream: one ``.npy`` of (T, D)."""
+
+    path: str = Field(min_length=1)
+    """The array's file."""
+    chunk_len: int | None = Field(default=None, ge=1)
+    """Rows a chunk in the output; None: the preset's."""
+
+
+class StagedStreams(_Strict):
+    """Output name → where the stream is staged."""
+
+    rgb: dict[str, StagedPictures] = Field(default_factory=dict)
+    """Colour streams."""
+    depth: dict[str, StagedDepth] = Field(default_factory=dict)
+    """Depth streams."""
+    numeric: dict[str, StagedNumeric] = Field(default_factory=dict)
+    """Numeric streams."""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> StagedStreams:
+        if not (self.rgb or self.depth or self.numeric):
+            raise ValueError("names no stream: npy_separate needs at least one under rgb, depth or numeric")
+        return self
+
+
 class LanguageBlock(_Strict):
     """What the robot was told, said by the config: stronger than what the source says."""
 
@@ -113,7 +168,7 @@ class IngestConfig(_Strict):
     """ROS: the bag's own stamps, or those in the messages' headers."""
     msg_path: str | None = None
     """Folder of ``.msg`` files for ROS types that a bag does not define."""
-    streams: dict[str, Any] | None = None
+    streams: StagedStreams | None = None
     """``npy_separate``: where each stream is staged."""
     timestamps: str | None = None
     """``npy_separate``: file of the episode's clock, in seconds."""

@@ -92,7 +92,7 @@ def config_fingerprint(config: IngestConfig) -> str:
     said = config.model_dump(mode="json", exclude=set(_NOT_SHAPING))
     said["preset"]["rgb"].pop("workers")
     if config.streams is not None:
-        said["streams"] = _without_places(config.streams)
+        said["streams"] = _without_places(config.streams.model_dump(mode="json"))
         said["timestamps"] = config.timestamps is not None
     text = json.dumps([OUTPUT_VERSION, said], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -16,7 +16,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from knonik_assets.configs.card import CheckThresholds, DatasetCard
-from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig, LanguageBlock, Layout
+from knonik_assets.configs.ingest import (
+    DepthEntry,
+    ImageEntry,
+    IngestConfig,
+    LanguageBlock,
+    Layout,
+    StagedDepth,
+    StagedNumeric,
+    StagedPictures,
+    StagedStreams,
+)
 from knonik_assets.configs.pack import PackOptions
 from knonik_assets.configs.presets import DepthPreset, NumericPreset, RgbPreset
 from knonik_loader.config_models import AzureParams, GcsParams, LoaderConfig, LocalParams, S3Params, StreamOptions
@@ -32,6 +42,10 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("`layout`", "", Layout),
     ("An entry of `layout.images`", "A bare string is its `key`.", ImageEntry),
     ("An entry of `layout.depths`", "A bare string is its `key`.", DepthEntry),
+    ("`streams`", "For `dir_type: npy_separate`.", StagedStreams),
+    ("An entry of `streams.rgb`", "", StagedPictures),
+    ("An entry of `streams.depth`", "", StagedDepth),
+    ("An entry of `streams.numeric`", "", StagedNumeric),
     ("`language`", "`false` writes no annotations.", LanguageBlock),
     ("`preset.rgb`", "", RgbPreset),
     ("`preset.depth`", "", DepthPreset),

@@ -101,7 +101,7 @@ def _path(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str | int, 
 
 def _step(kinds: Sequence[Any], part: str | int) -> tuple[list[Any], bool]:
     """The types at a part of pydantic's path, and whether the part is a key of the user's or a union's branch."""
-    branches = _branches(kinds)
+    branches = [kind for kind in _branches(kinds) if kind is not types.NoneType]  # pydantic doesn't name None
     if len(branches) > 1:
         names = re.findall(r"\w+", str(part))
         named = [kind for kind in branches if getattr(get_origin(kind) or kind, "__name__", None) in names]

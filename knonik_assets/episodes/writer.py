@@ -136,8 +136,9 @@ class EpisodeWriter:
         *,
         role: Literal["action", "state"] | None = None,
         channel_names: Sequence[str] | None = None,
+        chunk_len: int | None = None,
     ) -> None:
-        """Register a numeric stream of ``dim`` numbers a row.
+        """Register a numeric stream of ``dim`` numbers a row, in chunks of ``chunk_len`` rows (None: the preset's).
 
         Raises:
             EpisodeError: the name is not usable, taken or reserved; the role is taken; the channel names don't fit.
@@ -152,7 +153,10 @@ class EpisodeWriter:
             if role is not None and role in self._roles:
                 raise EpisodeError(f"both {self._roles[role]!r} and {name!r} claim to be the {role}")
             self._claim(name)
-            self._numeric[name] = NumericStream(name, dim, self._preset.numeric)
+            preset = self._preset.numeric
+            if chunk_len is not None:
+                preset = preset.model_copy(update={"chunk_len": chunk_len})
+            self._numeric[name] = NumericStream(name, dim, preset)
             if role is not None:
                 self._roles[role] = name
             if channel_names is not None:

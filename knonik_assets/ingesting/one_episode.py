@@ -168,7 +168,8 @@ def _register(writer: EpisodeWriter, episode: SourceEpisode) -> None:
         elif spec.kind == "depth":
             writer.add_depth(spec.name, fps=spec.fps)
         else:
-            writer.add_numeric(spec.name, spec.shape[0], role=spec.role, channel_names=spec.channel_names)
+            names = spec.channel_names
+            writer.add_numeric(spec.name, spec.shape[0], role=spec.role, channel_names=names, chunk_len=spec.chunk_len)
 
 
 def _numerics(writer: EpisodeWriter, episode: SourceEpisode, frames: int) -> None:

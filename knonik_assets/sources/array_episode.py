@@ -37,6 +37,7 @@ class Traits:
         language: what the format says the robot was told, stronger than attributes.
         roles: of numeric streams, by their path in the source with dots.
         channel_names: likewise.
+        chunk_lens: rows a chunk in the output, likewise.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class Traits:
         language: Language | None = None,
         roles: Mapping[str, Role] | None = None,
         channel_names: Mapping[str, tuple[str, ...]] | None = None,
+        chunk_lens: Mapping[str, int] | None = None,
     ) -> None:
         self.fps = fps or stated_rate(attributes)
         self.language = language or stated_language(attributes)
         self.roles = roles or {}
         self.channel_names = channel_names or {}
+        self.chunk_lens = chunk_lens or {}
 
     def applied(self, spec: StreamSpec) -> StreamSpec:
         """A numeric stream with its role and the names of its channels."""
@@ -60,7 +63,9 @@ class Traits:
         names = self.channel_names.get(spec.source)
         if names is not None and len(names) != spec.shape[0]:
             names = None
-        return replace(spec, role=self.roles.get(spec.source), channel_names=names)
+        return replace(
+            spec, role=self.roles.get(spec.source), channel_names=names, chunk_len=self.chunk_lens.get(spec.source)
+        )
 
 
 class ArrayEpisode:

@@ -88,7 +88,7 @@ def _may_be_clock(array: Array) -> bool:
 
 
 def _missing_is_error(config: IngestConfig) -> bool:
-    return config.strict or config.dir_type == "episodic"
+    return config.strict or config.dir_type in ("episodic", "npy_separate")
 
 
 def _nearest(tree: Tree, key: str) -> str:

@@ -59,6 +59,8 @@ class StreamSpec:
     """Nominal rate, where the source or the layout states one."""
     channel_names: tuple[str, ...] | None = None
     role: Literal["action", "state"] | None = None
+    chunk_len: int | None = None
+    """Rows a chunk of a numeric stream in the output, where the config asks for it; None: the preset's."""
     encoding: Literal["raw", "jpeg", "png", "video"] = "raw"
     """How the source holds it. With "jpeg" every frame comes as an `EncodedImage` unless the config turns pictures."""
 

@@ -74,7 +74,7 @@ class Steps:
             EpisodeError: missing or damaged.
         """
         with closing(NpzFile(self.path(place))) as archive:
-            return _whole(archive, name)
+            return archive.array(name).whole()
 
     def table(self, name: str) -> npt.NDArray[Any]:
         """(T, D) of an array that has one axis a step: all such arrays are read at once, as the files are many.
@@ -97,7 +97,7 @@ class Steps:
         for place in range(len(self)):
             with closing(NpzFile(self.path(place))) as archive:
                 for name, table in tables.items():
-                    table[place] = same_shape(_whole(archive, name), table.shape[1:], f"{archive.path}: {name}")
+                    table[place] = same_shape(archive.array(name).whole(), table.shape[1:], f"{archive.path}: {name}")
         return tables
 
     def digest(self) -> str:
@@ -116,13 +116,6 @@ class Steps:
         """Forget what was read; idempotent."""
         with self._lock:
             self._tables = None
-
-
-def _whole(archive: NpzFile, name: str) -> npt.NDArray[Any]:
-    array = archive.array(name)
-    if array.shape:
-        return np.stack(list(array.stream())) if array.shape[0] else np.empty(array.shape, array.dtype)
-    return np.asarray(array.scalar())
 
 
 def same_shape(value: npt.NDArray[Any], shape: tuple[int, ...], where: str) -> npt.NDArray[Any]:

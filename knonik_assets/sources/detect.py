@@ -87,6 +87,7 @@ def _details(found: Detection, family: Family) -> None:
         base["data_type"] = family.data_type
     if family.demos is not None:
         base["demos"] = family.demos
+    base |= family.extra or {}
     try:
         source = open_source(load_ingest_config(base), family.root)
         refs = source.episodes()
@@ -108,7 +109,9 @@ def _details(found: Detection, family: Family) -> None:
     found.warnings += [warning for warning in facts.warnings if warning not in found.warnings]
     _suspicions(found, streams, facts, ref)
     layouts = [_layout(streams) for streams, _, _ in opened]
-    if all(layout == layouts[0] for layout in layouts):
+    if family.dir_type == "npy_separate":
+        pass  # its streams block is its layout
+    elif all(layout == layouts[0] for layout in layouts):
         base["layout"] = layouts[0]
     else:
         names = ", ".join(other.source_id for _, _, other in opened)

@@ -11,7 +11,7 @@ from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.array_episode import ArrayEpisode, Traits
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.episode_files import episode_files
-from knonik_assets.sources.hdf5_facts import aloha_compressed, attribute_levels, stored_upside_down
+from knonik_assets.sources.hdf5_facts import aloha_compressed, attribute_levels, demo_facts, stored_upside_down
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
 from knonik_assets.sources.hdf5_streams import Hdf5Tree
 from knonik_assets.sources.naming import natural_key
@@ -128,6 +128,9 @@ class Hdf5Episode(ArrayEpisode):
         with reading(where):
             super().__init__(config, Hdf5Tree(root, where), traits, where, file.close)
             self._warn_of_pictures(root, file)
+            known, contradictions = demo_facts(root, file, Path(root.name or "/").name)
+            self.facts.attributes |= known
+            self.facts.warnings += [f"{where}: {text}" for text in contradictions]
 
     def _warn_of_pictures(self, root: h5py.Group, file: h5py.File) -> None:
         config, warnings = self._config, self.facts.warnings

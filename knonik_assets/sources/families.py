@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Family:
     """Where counting names is enough."""
     demos: str | None = None
     note: str | None = None
+    extra: Mapping[str, Any] | None = None
+    """Further keys of the config that its reader cannot do without."""
 
 
 def recognise(root: Path) -> Family | None:
@@ -175,11 +177,36 @@ def _demo_pattern(path: Path) -> str | None:
 
 
 def _separate(root: Path) -> Family | None:
-    arrays = list(root.glob("*.npy"))
-    folders = [path for path in root.iterdir() if path.is_dir() and any(path.glob("*.npy"))]
-    if arrays and folders:
-        return Family("Staged NPY streams of one episode", "npy_separate", root, episodes=1)
-    return None
+    arrays = sorted(root.glob("*.npy"), key=lambda path: natural_key(path.name))
+    folders = sorted((path for path in root.iterdir() if path.is_dir() and any(path.glob("*.npy"))), key=str)
+    if not arrays or not folders:
+        return None
+    clock = next((path for path in arrays if path.stem in ("timestamps", "timestamp", "frame_time")), None)
+    streams: dict[str, dict[str, Any]] = {"rgb": {}, "depth": {}, "numeric": {}}
+    for folder in folders:
+        first = min(folder.glob("*.npy"), key=lambda path: natural_key(path.name))
+        numbered = re.fullmatch(r"(.*?)(\d+)(\D*)", first.name)
+        kind = "depth" if _is_map(first) else "rgb"
+        pattern = f"{numbered[1]}%0{len(numbered[2])}d{numbered[3]}" if numbered else first.name
+        streams[kind][folder.name] = {"dir": folder.name, "pattern": pattern}
+    streams["numeric"] = {path.stem: {"path": path.name} for path in arrays if path != clock}
+    extra = {"streams": {kind: entries for kind, entries in streams.items() if entries}}
+    if clock is not None:
+        extra["timestamps"] = clock.name  # type: ignore[assignment]
+    return Family("Staged NPY streams of one episode", "npy_separate", root, episodes=1, extra=extra)
+
+
+def _is_map(path: Path) -> bool:
+    """Whether a staged frame is a depth map: one channel, of more than 8 bits."""
+    from knonik_assets.sources.npy_arrays import npy_file
+    from knonik_loader.errors import EpisodeError
+
+    try:
+        frame = npy_file(path, str(path))
+    except EpisodeError:
+        return False
+    channels = frame.shape[2] if frame.ndim == 3 else 1
+    return frame.dtype.itemsize > 1 and channels == 1
 
 
 _PROBES: tuple[Callable[[Path], Family | None], ...] = (

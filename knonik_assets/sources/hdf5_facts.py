@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import h5py
 
-from knonik_assets.sources.array_facts import Attributes
+from knonik_assets.sources.array_facts import Attributes, as_object
 from knonik_assets.sources.hdf5_paths import attribute
 
-__all__ = ["aloha_compressed", "attribute_levels", "stored_upside_down"]
+__all__ = ["aloha_compressed", "attribute_levels", "demo_facts", "stored_upside_down"]
+
+_MOST_NAMES = 1 << 20
 
 
 def _levels(root: h5py.Group, file: h5py.File) -> list[h5py.Group]:
@@ -34,3 +37,55 @@ def aloha_compressed(file: h5py.File) -> bool:
 def stored_upside_down(root: h5py.Group, file: h5py.File) -> bool:
     """Whether the file says that its pictures follow OpenGL, whose first row is the lowest."""
     return any(attribute(level, "macros_image_convention") == "opengl" for level in _levels(root, file))
+
+
+def demo_facts(root: h5py.Group, file: h5py.File, demo: str) -> tuple[dict[str, Any], list[str]]:
+    """What robomimic's and LIBERO's files say of a demo beside its streams, and where the file contradicts itself.
+
+    ``image_convention``: which way up pictures are stored. ``observation_of_row``: LIBERO looks after it has acted.
+    ``filter_keys``: the lists under ``mask`` that name this demo. ``robot_type``: of robosuite's environments.
+    """
+    levels = attribute_levels(root, file)
+    known: dict[str, Any] = {}
+    convention = next((said for level in levels if (said := level("macros_image_convention")) is not None), None)
+    if isinstance(convention, str):
+        known["image_convention"] = convention
+    if any(level("bddl_file_name") is not None or level("problem_info") is not None for level in levels):
+        known["observation_of_row"] = "after_action"
+    if keys := _filter_keys(file, demo):
+        known["filter_keys"] = keys
+    for level in levels:
+        inner = as_object(level("env_args")).get("env_kwargs")
+        robots = inner.get("robots") if isinstance(inner, dict) else None
+        robots = [robots] if isinstance(robots, str) else robots
+        if isinstance(robots, list) and robots and all(isinstance(robot, str) for robot in robots):
+            known["robot_type"] = "+".join(robots)
+            break
+    return known, _contradictions(root)
+
+
+def _filter_keys(file: h5py.File, demo: str) -> list[str]:
+    mask = file.get("mask")
+    if not isinstance(mask, h5py.Group):
+        return []
+    found = []
+    for key in sorted(mask):
+        names = mask.get(key)
+        if (
+            isinstance(names, h5py.Dataset)
+            and names.ndim == 1
+            and names.size < _MOST_NAMES
+            and names.dtype.kind in "SO"
+        ):
+            listed = {name.decode() if isinstance(name, bytes) else str(name) for name in names[()]}
+            if demo in listed:
+                found.append(key)
+    return found
+
+
+def _contradictions(root: h5py.Group) -> list[str]:
+    stated = attribute(root, "num_samples")
+    actions = root.get("actions")
+    if isinstance(actions, h5py.Dataset) and actions.ndim and isinstance(stated, int) and stated != actions.shape[0]:
+        return [f"num_samples says {stated} rows, actions has {actions.shape[0]}; what is there is taken"]
+    return []

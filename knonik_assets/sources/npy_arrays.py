@@ -125,6 +125,18 @@ class NpyArray(Array):
                 yield from self._next(file, stop - start)
             file.read(1)
 
+    def whole(self) -> npt.NDArray[Any]:
+        """All of it.
+
+        Raises:
+            EpisodeError: damaged, absurdly large, or pickled objects.
+        """
+        if not self.shape:
+            return np.asarray(self.scalar(), self.dtype)
+        bounded(self.shape[0] * self._row_bytes, self.where)
+        rows = list(self.stream())
+        return np.stack(rows) if rows else np.empty(self.shape, self.dtype)
+
     def scalar(self) -> Any:  # noqa: ANN401 - a number or text
         """The value of an array without axes, or of one element; None where it holds anything else."""
         if self.dtype.hasobject or math.prod(self.shape) != 1 or self.dtype.itemsize > 1 << 20:

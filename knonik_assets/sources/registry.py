@@ -54,6 +54,12 @@ def _calvin(config: IngestConfig, root: Path) -> Source:
     return CalvinSource(config, root)
 
 
+def _staged(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.npy_separate import StagedSource
+
+    return StagedSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "episodic + npy": _npz,
@@ -61,6 +67,7 @@ READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "calvin": _calvin,
     "hdf5": _hdf5,
     "lerobot_v2": _lerobot_v2,
+    "npy_separate": _staged,
     "zarr": _replay_zarr,
     "lerobot_v3": _lerobot_v3,
 }

@@ -27,4 +27,5 @@ def test_what_a_reader_looks_up():
     text = configuration_reference()
     assert "| `batch_size` | integer ≥ 1 | required |" in text
     assert "| `quality` | integer ≥ 0, ≤ 100 | `18` | CRF" in text
-    assert "`path`" not in text
+    card = text.split("## Dataset card")[1].split("\n## ")[0]
+    assert "`path`" not in card

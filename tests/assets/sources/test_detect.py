@@ -36,7 +36,6 @@ FAMILIES = {
     ],
     "d3il": ["train_files.pkl", "all_data/"],
     "rosbag": ["run_1/metadata.yaml", "run_1/run_1_0.mcap"],
-    "npy_separate": ["action.npy", "cam/000000.npy"],
 }
 
 
