@@ -12,7 +12,15 @@ from knonik_loader.config_models import LoaderConfig
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile, StreamInfo
 
-__all__ = ["FS_OF_SCHEME", "check_frame_shapes", "check_payload", "check_together", "find_topology", "idle_keys"]
+__all__ = [
+    "FS_OF_SCHEME",
+    "check_frame_shapes",
+    "check_payload",
+    "check_together",
+    "find_topology",
+    "idle_keys",
+    "topology",
+]
 
 FS_OF_SCHEME = {"s3": "s3", "gs": "gcs", "az": "azure"}
 """Scheme of a URL → ``fs_type``."""
@@ -130,6 +138,15 @@ def find_topology(config: LoaderConfig) -> tuple[int, int]:
     """(rank, world size): as configured, else of torch.distributed where it runs, else of the environment."""
     if config.rank is not None and config.world_size is not None:
         return config.rank, config.world_size
+    return topology()
+
+
+def topology() -> tuple[int, int]:
+    """(rank, world size) of this process: of torch.distributed where it runs, else of the environment, else (0, 1).
+
+    Raises:
+        ConfigError: the environment contradicts itself.
+    """
     # Only asked for when somebody has imported it already: a numpy loader never pays for torch.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -108,7 +108,7 @@ def fetch(job: FileJob, source: Source, policy: ReadPolicy, cache: FrameCache | 
                 groups += _groups(table, shard_row, segment, streams[segment.stream], job.dataset, cache)
     if not groups:
         return Fetched([])
-    found = _read(groups, dataset, job.hlp, policy)
+    found = _read(groups, dataset, job.hlp, policy, len(streams))
     missing = {id(group) for group, _ in found.failed}
     groups = [group for group in groups if id(group) not in missing]
     found.tasks = _tasks(groups, job, streams, policy) if groups else []
@@ -148,21 +148,21 @@ def _whole_chain(table: RecordTable, key: int) -> list[int]:
     return list(range(key, end))
 
 
-def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy) -> Fetched:
+def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy, loaded: int) -> Fetched:
     """Bring the records of all groups; where that fails for one of several, of each one alone.
 
     Raises:
         KnonikError: the store is out of reach, or no group could be read.
     """
     try:
-        return Fetched([], *_read_together(groups, dataset, hlp, policy))
+        return Fetched([], *_read_together(groups, dataset, hlp, policy, loaded))
     except KnonikError as error:
         if len(groups) == 1 or (isinstance(error, StorageError) and error.outage):
             raise _wanted_by(groups, dataset, error) from error
     found = Fetched([])
     for group in groups:
         try:
-            read, reads = _read_together([group], dataset, hlp, policy)
+            read, reads = _read_together([group], dataset, hlp, policy, loaded)
         except KnonikError as error:
             found.failed.append((group, _wanted_by([group], dataset, error)))
         else:
@@ -182,14 +182,23 @@ def _wanted_by(groups: list[GroupWork], dataset: PackedDataset, error: BaseExcep
     return told
 
 
-def _read_together(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy) -> tuple[int, int]:
-    """Bring the records of all groups by as few reads as pay; gives bytes and reads."""
+def _read_together(
+    groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy, loaded: int
+) -> tuple[int, int]:
+    """Bring the records of all groups by as few reads as pay; gives bytes and reads.
+
+    ``loaded``: how many of the dataset's streams are.
+    """
     owners = [(group, row) for group in groups for row in group.rows]
     if not owners:
         return 0, 0
     offsets = np.concatenate([group.table.offsets[group.rows] for group in groups if group.rows]).astype(np.int64)
     sizes = np.concatenate([group.table.sizes[group.rows] for group in groups if group.rows]).astype(np.int64)
-    reads = coalesce(offsets, sizes, max_gap=policy.max_gap, max_size=policy.max_read)
+    # Between two frames of one stream of one shard lie frames of that stream; any other gap may hold streams that
+    # nobody asked for, whose bytes are never read.
+    whole = loaded == len(dataset.streams)
+    runs = None if whole else np.array([group.shard_row * loaded + group.stream for group, _ in owners], np.int64)
+    reads = coalesce(offsets, sizes, max_gap=policy.max_gap, max_size=policy.max_read, runs=runs)
     parts = dataset.storage.read_ranges(dataset.hlp_key(hlp), [(read.offset, read.length) for read in reads])
     starts, lengths = offsets.tolist(), sizes.tolist()
     for read, part in zip(reads, parts, strict=True):

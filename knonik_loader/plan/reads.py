@@ -29,12 +29,16 @@ class ReadRange:
         return self.offset + self.length
 
 
-def coalesce(offsets: IntArray, sizes: IntArray, *, max_gap: int, max_size: int) -> list[ReadRange]:
+def coalesce(
+    offsets: IntArray, sizes: IntArray, *, max_gap: int, max_size: int, runs: IntArray | None = None
+) -> list[ReadRange]:
     """Join ranges of one file whose gap costs less to read than a second request.
 
     Args:
         offsets: (n,) first bytes, in any order; ranges may repeat and overlap.
         sizes: (n,) bytes.
+        runs: (n,) which ranges may have a gap between them: those of one number; others are joined where they touch.
+            None: all may.
         max_gap: bytes between two ranges that are read for nothing rather than asked for separately.
         max_size: bytes that a joined read doesn't exceed; a range that is larger alone is one read.
 
@@ -45,12 +49,14 @@ def coalesce(offsets: IntArray, sizes: IntArray, *, max_gap: int, max_size: int)
         raise ValueError(f"max_gap is at least 0 and max_size at least 1, got {max_gap} and {max_size}")
     order = np.lexsort((sizes, offsets))
     starts, ends = offsets[order].tolist(), (offsets + sizes)[order].tolist()
+    run = runs[order].tolist() if runs is not None else [0] * len(starts)
     result: list[ReadRange] = []
     first, reach = 0, ends[0] if ends else 0
     for at in range(1, len(starts)):
         # A range may end before an earlier one does, so gap and size count from the furthest end so far.
         joined = max(reach, ends[at])
-        if starts[at] - reach > max_gap or joined - starts[first] > max_size:
+        gap = max_gap if run[at] == run[at - 1] else 0
+        if starts[at] - reach > gap or joined - starts[first] > max_size:
             result.append(ReadRange(starts[first], reach - starts[first], order[first:at]))
             first, joined = at, ends[at]
         reach = joined

@@ -24,7 +24,7 @@ from knonik_loader.plan.substitutes import Drawn
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window, windows_for
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "rows_of_split"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -36,12 +36,19 @@ class Sampler:
         index: episodes, clocks and shards of the packed dataset.
         streams: those that are loaded; their windows decide which anchors are possible.
         config: with its stream names resolved (`load_loader_config` with ``streams``).
+        rows: (n,) the episodes to sample from, ascending; None: those of ``config.split``.
 
     Raises:
         PlanError: nothing can be sampled as asked; the message names the key and what to change.
     """
 
-    def __init__(self, index: DatasetIndex, streams: Sequence[StreamInfo], config: LoaderConfig) -> None:
+    def __init__(
+        self,
+        index: DatasetIndex,
+        streams: Sequence[StreamInfo],
+        config: LoaderConfig,
+        rows: IntArray | None = None,
+    ) -> None:
         self._index = index
         self._config = config
         self.rank, self.world_size = config.topology
@@ -56,7 +63,7 @@ class Sampler:
             self.windows,
             pad_missing=config.pad_missing,
             stride=config.stride,
-            rows=_rows_of_split(index, config.split),
+            rows=rows_of_split(index, config.split) if rows is None else rows,
         )
         self._parts, self._mine = self._partition()
         self.window_anchors: int | None = None
@@ -149,6 +156,12 @@ class Sampler:
         """Samples of one whole epoch over all ranks."""
         return self._parts.samples
 
+    @property
+    def rank_samples(self) -> int:
+        """Samples of one whole epoch on this rank; only the last batch may be smaller than the others."""
+        first, stop = self._parts.span(self._parts.batches - 1)
+        return (self._parts.batches - 1) * self._config.batch_size + stop - first
+
     def batch(self, epoch: int, step: int) -> BatchPlan:
         """This rank's batch ``step`` of the pass that starts with ``epoch``, in time and memory of one batch.
 
@@ -177,6 +190,17 @@ class Sampler:
         words = hash64(derive_key("substitute", attempt), seeds)
         episodes, anchors = self._mine.lookup((words % np.uint64(len(self._mine))).astype(np.int64))
         return episodes, anchors, self._resolver(episodes, anchors)
+
+    def at(self, ids: IntArray, seeds: npt.NDArray[np.uint64]) -> BatchPlan:
+        """A batch of chosen anchors in the order given, whatever an epoch's order.
+
+        Args:
+            ids: (B,) numbers of anchors, in the order of episodes and frames.
+            seeds: (B,) for augmentation.
+        """
+        episodes, anchors = self.anchors.lookup(ids)
+        zeros = np.zeros(len(ids), np.int64)
+        return BatchPlan(0, 0, zeros, episodes, anchors, seeds, self._resolver(episodes, anchors))
 
     def locate(self, episodes: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
         """(n,) episode rows and (n,) frames → (n,) rows of the shard table and (n,) rows inside those shards."""
@@ -248,7 +272,12 @@ def _shard_key(episodes: npt.NDArray[Any], frames: npt.NDArray[Any]) -> IntArray
     return (episodes.astype(np.int64) << 32) | frames.astype(np.int64)
 
 
-def _rows_of_split(index: DatasetIndex, split: str | None) -> IntArray | None:
+def rows_of_split(index: DatasetIndex, split: str | None) -> IntArray | None:
+    """(n,) rows of the episodes of a split; None for all.
+
+    Raises:
+        PlanError: the dataset has no episode in it.
+    """
     if split is None:
         return None
     names = np.asarray(index.episodes.split, dtype=str)

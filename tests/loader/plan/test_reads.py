@@ -57,3 +57,9 @@ def test_a_read_stops_before_it_is_too_large():
 def test_limits_without_meaning_are_refused():
     with pytest.raises(ValueError, match="max_gap"):
         plan([(0, 1)], max_gap=-1, max_size=10)
+
+
+def test_a_gap_between_runs_is_not_read():
+    ranges = [(0, 10), (15, 10), (30, 10), (40, 10), (55, 10)]
+    reads = plan(ranges, max_gap=100, max_size=1000, runs=np.array([0, 0, 1, 2, 2]))
+    assert [(read.offset, read.length) for read in reads] == [(0, 25), (30, 35)]
