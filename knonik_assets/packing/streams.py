@@ -21,8 +21,10 @@ _RGB_CODEC: Mapping[StorageProfile, str] = {
     "training_fast": "kimg",
     "training_compressed": "kdlt",
 }
-_CRF: Mapping[str, int] = {"h264": 18, "vp9": 24, "av1": 30}
+_CRF: Mapping[str, int] = {"h264": 22, "vp9": 24, "av1": 30}
 """Constant rate factors that keep frames above 35 dB of luma PSNR with room to spare; less is better."""
+_CEILING_DB = 46.5
+"""Luma PSNR that H.264 need not exceed where nobody asked for a quality: clean renderings cost a third less."""
 _MOST_NAMED = 3
 
 
@@ -84,8 +86,10 @@ def _params(stream: StreamFacts, options: PackOptions) -> dict[str, Any]:
     chroma = options.chroma or "420"
     if options.storage_profile == "compact_video":
         codec = options.codec or "h264"
-        quality = _CRF[codec] if options.quality is None else options.quality
-        return {"codec": codec, "quality": quality, "gop": options.gop or 10, "chroma": chroma}
+        video = {"codec": codec, "gop": options.gop or 10, "chroma": chroma}
+        if options.quality is not None:
+            return {**video, "quality": options.quality}
+        return {**video, "quality": _CRF[codec], **({"ceiling": _CEILING_DB} if codec == "h264" else {})}
     jpeg: dict[str, Any] = {"quality": options.quality or 95, "chroma": chroma}
     if options.storage_profile == "training_fast":
         return jpeg

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from knonik_loader.errors import DecodeError
+from knonik_loader.khlp.codec_contract import decode_rows
 from knonik_loader.khlp.codecs import make_codec
-from tests.loader.khlp.video import rgb, video
+from knonik_loader.khlp.types import StreamInfo
+from tests.loader.khlp.video import luma_psnr, rgb, video
 from tests.support.stamps import read_stamp
 
 
@@ -35,3 +37,36 @@ def test_shdr_pictures_of_another_size_are_errors():
     for data, info in ((small.data, rgb("shdr", 98, 112)), (large.data, rgb("shdr", 96, 112))):
         with pytest.raises(DecodeError):
             make_codec(info).decode({0: memoryview(data)}, [0], {0: np.zeros(info.shape, np.uint8)})
+
+
+def psnr(info: StreamInfo, frames: list[np.ndarray]) -> float:
+    decoded = decode_rows(info, make_codec(info).encode(frames), range(len(frames)))
+    return float(np.mean([luma_psnr(*pair) for pair in zip(frames, decoded, strict=True)]))
+
+
+def size(info: StreamInfo, frames: list[np.ndarray]) -> int:
+    return sum(len(record.data) for record in make_codec(info).encode(frames))
+
+
+def test_a_clean_scene_costs_no_more_than_its_ceiling():
+    y, x = np.mgrid[:96, :112]
+    clean = [np.repeat((100 + 60 * np.sin((x + y + 2 * t) / 9)).astype(np.uint8)[..., None], 3, 2) for t in range(20)]
+    free, capped, coarsest = rgb("shdr"), rgb("shdr", ceiling=40), rgb("shdr", quality=26)
+    assert psnr(free, clean) > 43
+    assert size(capped, clean) < size(free, clean)
+    assert 40 < psnr(capped, clean) < psnr(free, clean)
+    # never by more than four steps
+    assert make_codec(rgb("shdr", ceiling=20)).encode(clean) == make_codec(coarsest).encode(clean)
+
+
+def test_a_noisy_scene_is_left_alone_by_its_ceiling():
+    rng = np.random.default_rng(0)
+    frames = [np.clip(frame + rng.normal(0, 6, frame.shape), 0, 255).astype(np.uint8) for frame in video(20)]
+    assert make_codec(rgb("shdr", ceiling=46)).encode(frames) == make_codec(rgb("shdr")).encode(frames)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_ceilings_hold_for_the_shortest_shards(count):
+    info = rgb("shdr", ceiling=46)
+    records = make_codec(info).encode(video(count))
+    assert [read_stamp(image)[2] for image in decode_rows(info, records, range(count))] == list(range(count))

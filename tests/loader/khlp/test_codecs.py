@@ -111,6 +111,8 @@ def test_names_and_dependencies():
         ("shdr", {"codec": "mpeg2"}),
         ("shdr", {"quality": 60}),
         ("shdr", {"codec": "av1", "chroma": 444}),
+        ("shdr", {"codec": "vp9", "ceiling": 46}),
+        ("shdr", {"ceiling": 10}),
     ],
 )
 def test_parameters_out_of_range_are_named(codec, params):
