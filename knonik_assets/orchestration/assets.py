@@ -8,7 +8,8 @@ import dagster as dg
 
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.inputs import ANNOUNCED, SEEN, input_key, listing
 from knonik_assets.orchestration.raw import RawFacts, observe
 from knonik_assets.orchestration.show import card_metadata, episode_pictures, table
 from knonik_assets.quality.finding import size_text
@@ -31,6 +32,8 @@ def episode_assets(
 
     @dg.asset(
         partitions_def=partitions,
+        deps=[input_key("raw_files"), input_key("source")],
+        required_resource_keys={ANNOUNCED},
         code_version="1",
         group_name="episodes",
         kinds={"file"},
@@ -41,14 +44,20 @@ def episode_assets(
         """Raw recordings as they lie: looked at and fingerprinted, never changed."""
         with plain_failures():
             card = card_of(context, cards)
+            seen = listing(card.raw)  # before looking inside: what comes meanwhile is new to the sensor
             facts = observe(card)
         for warning in facts.warnings:
             context.log.warning(warning)
-        return dg.MaterializeResult(metadata=_raw_metadata(card, facts), data_version=dg.DataVersion(facts.fingerprint))
+        return dg.MaterializeResult(
+            metadata={**_raw_metadata(card, facts), SEEN: seen}, data_version=dg.DataVersion(facts.fingerprint)
+        )
 
     @dg.asset(
         partitions_def=partitions,
-        deps=[raw_dataset],
+        deps=[raw_dataset, input_key("ingest"), input_key("checks")],
+        required_resource_keys={ANNOUNCED},
+        pool="ingest",
+        retry_policy=RETRIES,
         code_version="1",
         group_name="episodes",
         kinds={"python"},
@@ -62,7 +71,8 @@ def episode_assets(
 
     @dg.asset(
         partitions_def=partitions,
-        deps=[ingested_episodes],
+        deps=[ingested_episodes, input_key("config"), input_key("exclude")],
+        required_resource_keys={ANNOUNCED},
         code_version="1",
         group_name="episodes",
         kinds={"json"},

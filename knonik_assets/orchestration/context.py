@@ -12,21 +12,29 @@ import dagster as dg
 
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_loader.errors import KnonikError
+from knonik_loader.errors import KnonikError, StorageError
 
-__all__ = ["LogProgress", "card_of", "plain_failures"]
+__all__ = ["RETRIES", "LogProgress", "card_of", "plain_failures"]
+
+RETRIES = dg.RetryPolicy(max_retries=3, delay=20, backoff=dg.Backoff.EXPONENTIAL)
+"""For steps that write: about two minutes for whoever else writes there, or for a network to come back."""
 
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Errors that Knonik raises on purpose reach the UI as their message, and are not tried again."""
+    """Errors that Knonik raises on purpose reach the UI as their message.
+
+    Only storage may be better a little later: a share that answers again, another run that lets go of the output.
+    """
     try:
         yield
     except KnonikError as error:
         raise dg.Failure(
-            description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+            description=str(error),
+            metadata={"error": type(error).__name__},
+            allow_retries=isinstance(error, StorageError),
         ) from error
 
 

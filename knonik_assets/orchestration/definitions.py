@@ -12,7 +12,9 @@ from knonik_assets.configs.cards import scan_cards
 from knonik_assets.orchestration.assets import episode_assets
 from knonik_assets.orchestration.automation import jobs, repack_schedules
 from knonik_assets.orchestration.checks import all_checks
+from knonik_assets.orchestration.inputs import ANNOUNCED, announcer, input_assets
 from knonik_assets.orchestration.packed_assets import packed_assets
+from knonik_assets.orchestration.watching import watch_sensor
 
 __all__ = ["build_definitions", "defs"]
 
@@ -36,10 +38,16 @@ def build_definitions(folder: Path | None = None) -> dg.Definitions:
     partitions = dg.StaticPartitionsDefinition(cards.names)
     owners = sorted({owner for card in cards.cards.values() for owner in card.owners})
     return dg.Definitions(
-        assets=[*episode_assets(cards, partitions, owners), *packed_assets(cards, partitions, owners)],
+        assets=[
+            *input_assets(partitions),
+            *episode_assets(cards, partitions, owners),
+            *packed_assets(cards, partitions, owners),
+        ],
         asset_checks=all_checks(cards, partitions),
         jobs=jobs(),
         schedules=repack_schedules(cards),
+        sensors=[watch_sensor(cards)],
+        resources={ANNOUNCED: announcer(cards)},
         # the work itself is spread over processes by the engine; a process a step would only import everything again
         executor=dg.in_process_executor,
     )

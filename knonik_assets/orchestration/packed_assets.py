@@ -10,7 +10,8 @@ import dagster as dg
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, left_out
-from knonik_assets.orchestration.context import LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.inputs import ANNOUNCED, input_key
 from knonik_assets.orchestration.show import card_metadata, table
 from knonik_assets.quality.finding import size_text
 from knonik_loader.khlp.types import StorageProfile
@@ -46,7 +47,10 @@ def _packed_asset(
         name=asset_name(profile),
         description=_DESCRIPTIONS[profile],
         partitions_def=partitions,
-        deps=["ingested_episodes", "dataset_config"],
+        deps=["ingested_episodes", "dataset_config", input_key("exclude"), input_key(f"pack_{profile}")],
+        required_resource_keys={ANNOUNCED},
+        pool="pack",
+        retry_policy=RETRIES,
         code_version="1",
         group_name="packed",
         kinds={"khlp"},
