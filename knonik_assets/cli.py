@@ -20,6 +20,7 @@ import typer
 
 from knonik_assets.commands.bench import bench_command
 from knonik_assets.commands.console import out, say
+from knonik_assets.commands.datasets import dataset_app
 from knonik_assets.commands.ingest import ingest_command
 from knonik_assets.commands.login import login_command, logout_command, status_command
 from knonik_assets.commands.look import detect_command, inspect_command
@@ -74,6 +75,7 @@ app.command("pack")(pack_command)
 app.command("detect")(detect_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
+app.add_typer(dataset_app, name="dataset")
 app.command("login")(login_command)
 app.command("status")(status_command)
 app.command("logout")(logout_command)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from knonik_assets.configs.cron import cron_mistake
 from knonik_assets.configs.documents import load_yaml
 from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.configs.lines import with_line
 from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.configs.pack import PackOptions
 from knonik_assets.configs.validation import unknown, validate
@@ -25,6 +26,7 @@ __all__ = [
     "DatasetCard",
     "Severity",
     "card_folder",
+    "card_schema",
     "lake_folder",
     "load_card",
 ]
@@ -194,6 +196,28 @@ class DatasetCard(_Strict):
         return _ingest_config(self.ingest, str(self.path))
 
 
+def card_schema() -> dict[str, Any]:
+    """JSON schema of a card as people write it, for editors."""
+    schema = DatasetCard.model_json_schema()
+    written = {key: value for key, value in schema["properties"].items() if key != "path"}
+    ingest = IngestConfig.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = {**schema.pop("$defs", {}), **ingest.pop("$defs", {})}
+    # presets are named, or given as a block, and data_dir is the card's own
+    keys = {**ingest["properties"], "preset": {"type": ["string", "object"]}, "preset_overrides": {"type": "object"}}
+    keys.pop("data_dir", None)
+    keys["layout"] = {"type": "object"}
+    written["ingest"] = {**ingest, "properties": keys, "required": ["dir_type"]}
+    written["pack"] = {
+        "type": "object",
+        "properties": {
+            "profiles": {"type": ["array", "object", "string"], "items": {"enum": list(PROFILES)}},
+            **{key: {} for key in _PACK_KEYS},
+        },
+        "additionalProperties": False,
+    }
+    return {**schema, "properties": written, "required": ["raw", "ingest"], "$defs": definitions}
+
+
 def card_folder() -> Path:
     """Where the cards are: ``KNONIK_DATASETS``, else ``datasets`` in ``DAGSTER_HOME`` or in ``./dagster_home``."""
     chosen = os.environ.get("KNONIK_DATASETS")
@@ -216,11 +240,18 @@ def load_card(path: str | Path) -> DatasetCard:
     """Read and check one card.
 
     Raises:
-        ConfigError: with the file, the key, what is wrong with it and the nearest known key.
+        ConfigError: with the file and line, the key, what is wrong with it and the nearest known key.
     """
     path = Path(path).resolve()
-    where = str(path)
     data = load_yaml(path)
+    try:
+        return _checked(data, path)
+    except ConfigError as error:
+        raise ConfigError(with_line(str(error), path)) from error
+
+
+def _checked(data: Any, path: Path) -> DatasetCard:  # noqa: ANN401 - raw YAML
+    where = str(path)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must hold the keys of a dataset card, such as 'raw' and 'ingest'.")
     known = [key for key in DatasetCard.model_fields if key != "path"]

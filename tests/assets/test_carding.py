@@ -1,0 +1,89 @@
+"""Cards from the command line: written from what is found, listed, looked over."""
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from knonik_assets.carding import add_card, check_card, list_cards
+from knonik_assets.cli import main
+from knonik_assets.configs.card import card_schema, load_card
+from knonik_loader.errors import ConfigError
+from tests.support.road import write_raw
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    write_raw(tmp_path / "raw", [6, 5])
+    monkeypatch.setenv("KNONIK_DATASETS", str(tmp_path / "cards"))
+    return tmp_path
+
+
+def test_a_card_from_what_is_found(place):
+    path, found = add_card("arms", place / "raw")
+    assert found.episodes == 2
+    card = load_card(path)
+    assert card.raw == (place / "raw").resolve()
+    assert card.profiles == ("training_fast",)
+    config = card.ingest_config()
+    assert config.dir_type == "episodic"
+    assert set(config.layout.images) == {"cam_0", "cam_1"}
+    assert config.metadata["dataset"] == "arms"
+    written = yaml.safe_load(path.read_text())
+    schema = json.loads((path.parent / "card.schema.json").read_text())
+    assert path.read_text().startswith("# yaml-language-server: $schema=card.schema.json\n")
+    jsonschema.validate(written, schema)
+
+
+def test_the_schema_knows_keys_and_refuses_others(place):
+    schema = card_schema()
+    card = {"raw": "x", "ingest": {"dir_type": "mcap", "preset": "low"}, "pack": {"profiles": ["training_fast"]}}
+    jsonschema.validate(card, schema)
+    for wrong in ({"onwers": []}, {"ingest": {"dir_type": "mcpa"}}, {"pack": {"shardsize": 1}}, {"path": "x"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**card, **wrong}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"raw": "x"}, schema)
+
+
+def test_a_name_is_taken_once(place):
+    path, _ = add_card("arms", place / "raw")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"is the card of 'arms' already"):
+        add_card("arms", place / "raw")
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match="cannot name a dataset"):
+        add_card("../arms", place / "raw")
+
+
+def test_listing_names_broken_cards(place, capsys):
+    add_card("arms", place / "raw")
+    (place / "cards" / "bad.yaml").write_text("raw: x\nonwers: []\n")
+    good, bad = list_cards()
+    assert (good.name, good.problems) == ("arms", [])
+    assert (bad.name, "did you mean 'owners'" in bad.problems[0]) == ("bad", True)
+    assert main(["dataset", "list"]) == 1
+    shown = capsys.readouterr()
+    assert "arms" in shown.out
+    assert "line 2" in shown.err
+
+
+def test_a_look_at_the_raw_data(place, capsys):
+    path, _ = add_card("arms", place / "raw")
+    assert check_card("arms").episodes == 2
+    assert check_card("arms").problems == []
+    assert main(["dataset", "check"]) == 0
+    assert "arms: can be built, 2 raw episodes" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("observations.images.cam_0", "observations.images.cam_9"))
+    assert "cam_9" in check_card("arms").problems[0]
+    assert main(["dataset", "check", "arms", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["problems"]
+    with pytest.raises(ConfigError, match="did you mean 'arms'"):
+        check_card("amrs")
+
+
+def test_a_place_without_data(place, capsys):
+    assert main(["dataset", "add", "none", "--raw", str(place / "nothing")]) == 1
+    assert "there is no such file or folder" in capsys.readouterr().err
+    assert list_cards() == []
