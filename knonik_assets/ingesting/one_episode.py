@@ -69,6 +69,7 @@ def ingest_episode(task: EpisodeTask) -> EpisodeResult:
             outcome = EpisodeOutcome(episode_id=task.episode_id, source_id=task.ref.source_id, status="empty")
             if length.frames == 0:
                 what = f"{length.shortest} has no frames" if length.shortest else "it has no stream that can be read"
+                what = episode.facts.nothing or what
                 outcome = outcome.model_copy(update={"reason": f"nothing to write: {what}"})
             else:
                 outcome = _write(task, source, fingerprint, episode, length)

@@ -103,6 +103,8 @@ class EpisodeFacts:
     attributes: dict[str, Any] = field(default_factory=dict)
     """Extra metadata by its name in ``metadata.json``: camera_info, urdf_joints, source_bag, ros_cameras, ..."""
     warnings: list[str] = field(default_factory=list)
+    nothing: str = ""
+    """Why the episode has no frame at all, where it has none."""
 
 
 class SourceEpisode(Protocol):

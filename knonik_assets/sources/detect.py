@@ -109,6 +109,8 @@ def _details(found: Detection, family: Family) -> None:
     found.warnings += [warning for warning in facts.warnings if warning not in found.warnings]
     _suspicions(found, streams, facts, ref)
     layouts = [_layout(streams) for streams, _, _ in opened]
+    if family.dir_type in ("rosbag", "mcap"):  # whose numeric topics are all taken, whatever a layout says
+        layouts = [{block: names for block, names in layout.items() if block != "numeric"} for layout in layouts]
     if family.dir_type == "npy_separate":
         pass  # its streams block is its layout
     elif all(layout == layouts[0] for layout in layouts):

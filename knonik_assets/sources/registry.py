@@ -60,6 +60,12 @@ def _staged(config: IngestConfig, root: Path) -> Source:
     return StagedSource(config, root)
 
 
+def _ros(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.ros.source import RosSource
+
+    return RosSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "episodic + npy": _npz,
@@ -70,6 +76,8 @@ READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "npy_separate": _staged,
     "zarr": _replay_zarr,
     "lerobot_v3": _lerobot_v3,
+    "rosbag": _ros,
+    "mcap": _ros,
 }
 """Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""
 
