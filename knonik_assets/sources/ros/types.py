@@ -51,7 +51,7 @@ Typesdict = Mapping[str, Any]
 
 
 def canonical_type(name: str) -> str:
-    """``sensor_msgs/Image`` → ``sensor_msgs/msg/Image``; ``foxglove.X`` and ``foxglove_msgs/msg/X`` → ``foxglove/X``."""
+    """``sensor_msgs/Image`` → ``sensor_msgs/msg/Image``; ``foxglove.X``, ``foxglove_msgs/msg/X`` → ``foxglove/X``."""
     if name.startswith(("foxglove.", "foxglove_msgs/")):
         return "foxglove/" + re.split(r"[./]", name)[-1]
     parts = name.replace(".", "/").split("/")

@@ -1,6 +1,7 @@
 """Every encoding in which ROS messages hold pictures, against arrays that are known."""
 
 import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -251,10 +252,8 @@ def test_damaged_runs_are_refused_or_of_the_right_size():
     for place in range(20, len(good), 61):
         flipped = bytearray(good)
         flipped[place] ^= 0x88
-        try:
+        with suppress(EpisodeError):
             assert compressed_depth("16UC1; compressedDepth rvl", memoryview(bytes(flipped)), "x").shape == (24, 32)
-        except EpisodeError:
-            pass
     huge = bytes(12) + struct.pack("<II", 1 << 20, 1 << 20) + good[20:]
     with pytest.raises(EpisodeError, match="pixels"):
         compressed_depth("16UC1; compressedDepth rvl", memoryview(huge), "x")
@@ -341,6 +340,6 @@ def test_a_damaged_picture_in_the_middle_fails_by_name(tmp_path):
     for t, picture in enumerate(STAMPED):
         data = jpeg(picture)
         bag.compressed("/cam/compressed", at(t), data if t != 2 else data[:100], "jpeg")
-    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
-        with pytest.raises(EpisodeError, match=r"run: /cam/compressed, message 2.*cut off"):
-            frames(episode, "cam")
+    words = r"run: /cam/compressed, message 2.*cut off"
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode, pytest.raises(EpisodeError, match=words):
+        frames(episode, "cam")

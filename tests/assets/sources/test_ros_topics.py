@@ -328,7 +328,7 @@ def test_names_that_the_bag_lacks(tmp_path):
 def test_two_topics_of_one_name_have_to_be_told_apart(tmp_path):
     bag = with_camera(with_camera(topic="/cam/rgb/image_raw"), topic="/cam/color/image_raw")
     path = bag.write2(tmp_path / "run")
-    with pytest.raises(SourceError, match="/cam/color/image_raw.*/cam/rgb/image_raw.*name them apart"):
+    with pytest.raises(SourceError, match=r"/cam/color/image_raw.*/cam/rgb/image_raw.*name them apart"):
         only_episode(path, "rosbag")
     with pytest.raises(SourceError, match="name the topic"):
         only_episode(path, "rosbag", layout={"images": {"one": "cam"}})
@@ -458,7 +458,7 @@ def test_a_type_name_that_is_code_is_never_run(name):
     from knonik_assets.sources.ros.types import Types
 
     for encoding, how in (("cdr", "ros2msg"), ("ros1", "ros1msg")):
-        with pytest.raises(EpisodeError, match="no name of a type|damaged|no definition"):
+        with pytest.raises(EpisodeError, match=r"no name of a type|damaged|no definition"):
             Types().decoder(Channel("/x", name, encoding, how, b"float64 x\n"))
 
 
