@@ -128,6 +128,17 @@ def check_file(manifest: Manifest, number: int, hlp: HlpIndex, index: DatasetInd
             raise _disagree(index.where, hlp.where, f"its shard {shard} is {wanted}, but it has {there}")
         if owner.digest != episodes.digest[episode].tobytes() or owner.source_id != episodes.source_id[episode]:
             raise _disagree(index.where, hlp.where, f"its {name!r} was ingested otherwise, or from another source")
+        if not _same_clock(index, episode, int(shards.first_frame[row]), hlp.times(shard)):
+            raise _disagree(index.where, hlp.where, f"its {name!r} runs on another clock")
+
+
+def _same_clock(index: DatasetIndex, episode: int, first: int, times: npt.NDArray[np.float64]) -> bool:
+    """Whether a shard's (n,) times are those that the sidecar gives or, for a regular clock, stands for."""
+    if episode in index.clocks:
+        return np.array_equal(times, index.clocks[episode][first : first + len(times)])
+    nominal = index.episodes.t0[episode] + (first + np.arange(len(times))) / index.episodes.fps[episode]
+    # two roundings to whole microseconds, and what f64 leaves of one in seconds since 1970 or anything larger
+    return bool((np.abs(times - nominal) <= 2e-6 + 4 * np.spacing(np.abs(nominal))).all())
 
 
 def _frames(episode: str, first: int, count: int) -> str:

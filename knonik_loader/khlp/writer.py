@@ -45,6 +45,7 @@ PARTIAL_SUFFIX = ".partial"
 
 SHARD_ALIGN = 64
 MAX_U32 = 0xFFFF_FFFF
+MAX_TEXT = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class HlpWriter:
         self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
         self._shards: list[tuple[int, int, int, int, int]] = []
         self._times: list[npt.NDArray[np.float64]] = []
+        self._num_frames = 0
         self._bases: list[list[int]] = [[] for _ in streams]
         self._rows: list[list[tuple[int, int, int, int]]] = [[] for _ in streams]
         self._append(build_header(KHLP, hlp_id))
@@ -135,6 +137,9 @@ class HlpWriter:
         label = f"shard {len(self._shards)} (episode {episode_id!r}, frame {first_frame})"
         self._check(label, first_frame, times, records)
         episode = self._episode_row(EpisodeRow(episode_id, source_id, episode_digest), label)
+        if self._num_frames + len(times) > MAX_U32:
+            raise PackError(f"{label}: a KHLP file holds at most {MAX_U32} frames; give a smaller window_size")
+        self._num_frames += len(times)
         self._pad(SHARD_ALIGN)
         start = self._position
         for stream in self._schema.streams:
@@ -194,6 +199,12 @@ class HlpWriter:
     def _episode_row(self, row: EpisodeRow, label: str) -> int:
         if len(row.digest) != 32:
             raise PackError(f"{label}: the episode's digest has {len(row.digest)} bytes, not 32")
+        try:
+            lengths = [len(text.encode()) for text in (row.episode_id, row.source_id)]
+        except UnicodeEncodeError as error:
+            raise PackError(f"{label}: its id or its source's, {error.object!r}, is not Unicode text") from error
+        if not lengths[0] or max(lengths) > MAX_TEXT:
+            raise PackError(f"{label}: an episode's id has 1 to {MAX_TEXT} bytes and its source's at most as many")
         position, known = self._episodes.setdefault(row.episode_id, (len(self._episodes), row))
         if known != row:
             raise PackError(f"{label}: an earlier shard of this episode has another source or digest")

@@ -17,6 +17,8 @@ PROFILES: tuple[StorageProfile, ...] = ("compact_video", "training_fast", "train
 CODEC = {profile: {"kdelta": "kdlt"}.get(payload, payload) for profile, payload in PAYLOAD_OF_PROFILE.items()}
 HLP_ID = bytes(range(16))
 FRAMES = {"episode_0": 7, "episode_1": 3}
+STUTTER = np.array([0, 0.04, 0.2])
+"""Seconds after its first frame: the clock of ``episode_1``, which is not regular."""
 SHARDS = (("episode_1", 0, 3), ("episode_0", 4, 7), ("episode_0", 0, 4))
 """Episode, first frame, end; shuffled, as a packer does."""
 
@@ -41,8 +43,8 @@ def streams(profile: StorageProfile) -> tuple[StreamInfo, ...]:
     params: Mapping[str, object] = {"quality": quality, **({} if CODEC[profile] == "kimg" else {"gop": 3})}
     return (
         StreamInfo(0, "rgb", "top", CODEC[profile], (80, 80, 3), "uint8", 30.0, params=params),
-        StreamInfo(1, "depth", "top", "depth", (6, 9), "float32", 30.0, params={"quantization_mm": 1.0}),
-        StreamInfo(2, "numeric", "state", "numeric", (3,), "float32", 29.97, ("x", "y", "grip")),
+        StreamInfo(1, "depth", "top", "depth", (6, 9), "float32", 30.0, params={"quantization_mm": 0.5}),
+        StreamInfo(2, "numeric", "state", "numeric", (3,), "float32", 30.0, ("x", "y", "grip")),
     )
 
 
@@ -56,7 +58,7 @@ def episode(name: str) -> dict[str, np.ndarray]:
     depth = (np.arange(count * 54).reshape(count, 6, 9) * 7 + number).astype(np.uint16)
     depth[:, 0] = 0
     state = np.stack([np.arange(count), np.full(count, number), np.linspace(-1, 1, count)], 1).astype(np.float32)
-    return {"rgb": rgb, "depth": depth, "state": state, "times": 100.5 * number + np.arange(count) / 30}
+    return {"rgb": rgb, "depth": depth, "state": state, "times": 100.5 + STUTTER if number else np.arange(count) / 30}
 
 
 def shards(profile: StorageProfile) -> tuple[ShardInput, ...]:

@@ -1,8 +1,8 @@
 """Manifest, sidecar and files say the same, or nobody is believed: the loader refuses, and inspect finds it."""
 
-import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from knonik_loader import ShardedDataLoader
 from knonik_loader.engine.dataset import open_dataset
 from knonik_loader.engine.storage import LocalStorage
 from knonik_loader.errors import FormatError
-from knonik_loader.khlp.index import DatasetIndex, EpisodeTable, ShardTable
+from knonik_loader.khlp import agreement
+from knonik_loader.khlp.index import DatasetIndex, EpisodeTable, ShardTable, regular_clock
 from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry
 from tests.support.packed import Packed, edit_manifest, write_packed
 
@@ -84,21 +85,57 @@ def test_a_fact_that_is_none(copy, change, message):
     refused(copy, message)
 
 
-def test_a_file_of_the_same_episodes_ingested_otherwise(packed, copy):
+def with_index(copy, **columns):
+    """Exchange columns of the sidecar's episode table, and sign everything anew."""
+    path = copy.folder / "hlp_index.khli"
+    index = DatasetIndex.from_bytes(path.read_bytes())
+    table = {name: getattr(index.episodes, name) for name in EpisodeTable.__slots__}
+    data = DatasetIndex(EpisodeTable(**{**table, **columns}), index.clocks, index.shards).to_bytes()
+    path.write_bytes(data)
+    edit_manifest(copy.manifest, lambda manifest: manifest["index"].update(bytes=len(data), crc32c=crc32c(data)))
+
+
+def test_a_file_of_the_same_episodes_ingested_otherwise(copy):
     """Equal names, lengths and sizes: only digests of what the episodes were can tell."""
-    data = json.loads(copy.manifest.read_text())
-    index_path = copy.folder / data["index"]["uri"]
-    index = DatasetIndex.from_bytes(index_path.read_bytes())
-    index.episodes.digest.setflags(write=False)
-    digest = index.episodes.digest.copy()
+    digest = DatasetIndex.from_bytes((copy.folder / "hlp_index.khli").read_bytes()).episodes.digest.copy()
     digest[0, 0] ^= 1
-    table = EpisodeTable(
-        **{name: getattr(index.episodes, name) for name in EpisodeTable.__slots__ if name != "digest"}, digest=digest
-    )
-    other = DatasetIndex(table, index.clocks, index.shards).to_bytes()
-    index_path.write_bytes(other)
-    edit_manifest(copy.manifest, lambda data: data["index"].update(crc32c=crc32c(other)))
+    with_index(copy, digest=digest)
     refused(copy, "its 'episode_000000' was ingested otherwise")
+
+
+def test_a_file_of_another_source(copy):
+    with_index(copy, source_id=["source_0", "source_2", "source_1"])
+    refused(copy, "its 'episode_00000[12]' was ingested otherwise, or from another source")
+
+
+def test_a_file_on_another_clock(copy):
+    with_index(copy, t0=np.array([12.5, 12.5, 12.5 + 1e-5]))
+    refused(copy, "its 'episode_000002' runs on another clock")
+
+
+def test_a_clock_of_its_own_is_compared_exactly(tmp_path):
+    clock = np.cumsum(np.r_[0, np.random.default_rng(0).uniform(0.02, 0.05, 39)])
+    packed = write_packed(tmp_path, lengths=(20, 40), cameras=0, depth=False, clocks={1: clock}, start=1.7e9)
+    config = packed.config(chunk_len=1)
+    with ShardedDataLoader(config) as loader:
+        assert sum(len(batch["_timestamps"]) for batch in loader) == 60
+
+
+@pytest.mark.parametrize("t0", [0.0, 1.7e9, -3e7, 1e10])
+@pytest.mark.parametrize("fps", [29.97, 30.0, 1000.0])
+def test_every_regular_clock_agrees_with_what_stands_for_it(t0, fps):
+    """Whatever `regular_clock` lets pass as nominal is the same clock for whoever compares the two."""
+    rng = np.random.default_rng(1)
+    passed = 0
+    for _ in range(300):
+        times = t0 + np.arange(12) / fps + rng.uniform(-1.6e-6, 1.6e-6, 12)
+        if regular_clock(times, fps):
+            passed += 1
+            table = SimpleNamespace(t0=[times[0]], fps=[fps])
+            index = SimpleNamespace(clocks={}, episodes=table)
+            assert agreement._same_clock(index, 0, 5, times[5:])
+            assert not agreement._same_clock(index, 0, 4, times[5:])
+    assert passed > 20
 
 
 class Counting(LocalStorage):
