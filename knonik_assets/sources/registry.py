@@ -66,11 +66,18 @@ def _ros(config: IngestConfig, root: Path) -> Source:
     return RosSource(config, root)
 
 
+def _d3il(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.d3il import D3ilSource
+
+    return D3ilSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "episodic + npy": _npz,
     "episodic + zarr": _episodic_zarr,
     "calvin": _calvin,
+    "d3il": _d3il,
     "hdf5": _hdf5,
     "lerobot_v2": _lerobot_v2,
     "npy_separate": _staged,

@@ -125,6 +125,12 @@ def _bytearray(raw: object = b"", encoding: object = "latin1") -> bytearray:
     return bytearray(raw)
 
 
+def _no_bytes() -> bytes:
+    """How old protocols spell no bytes at all."""
+    return b""
+
+
+_BUILTINS = ("builtins", "__builtin__")
 _CORES = ("numpy.core", "numpy._core")
 _KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     **{(f"{core}.multiarray", "_reconstruct"): _Array for core in _CORES},
@@ -134,9 +140,9 @@ _KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _text_as_bytes,
     ("collections", "OrderedDict"): dict,
-    ("builtins", "bytearray"): _bytearray,
-    ("builtins", "set"): set,
-    ("__builtin__", "set"): set,
+    **{(module, "bytearray"): _bytearray for module in _BUILTINS},
+    **{(module, "bytes"): _no_bytes for module in _BUILTINS},
+    **{(module, "set"): set for module in _BUILTINS},
 }
 
 

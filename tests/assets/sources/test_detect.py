@@ -34,7 +34,6 @@ FAMILIES = {
         "bridge/1.0.0/dataset_info.json",
         "bridge/1.0.0/bridge-train.tfrecord-00000-of-00001",
     ],
-    "d3il": ["train_files.pkl", "all_data/"],
     "rosbag": ["run_1/metadata.yaml", "run_1/run_1_0.mcap"],
 }
 
