@@ -148,6 +148,8 @@ def check_call(
             raise ConfigError(f"{name} must be at least 1, a whole number, not {value!r}.")
     if engine not in ("inline", "processes", "ray"):
         raise ConfigError(f"engine must be inline, processes or ray, not {engine!r}.")
+    if engine == "inline" and workers is not None and workers > 1:
+        raise ConfigError(f"engine inline does one thing at a time: leave out workers ({workers}), or take processes.")
     if ray_options and engine != "ray":
         raise ConfigError(f"ray options are for engine ray only, not {engine}; remove them.")
     if engine == "ray":
@@ -159,7 +161,7 @@ class Engine:
 
     Args:
         name: ``inline`` (in this thread, one after the other), ``processes`` or ``ray``.
-        workers: items worked on at once; None: one a core. Not used by ``inline``.
+        workers: items worked on at once; None: one a core. ``inline`` has one.
         ray_options: ``address`` and further keywords of ``ray.init``; ``task``: options of every task, such as
             ``{"num_cpus": 2}``.
 

@@ -57,6 +57,10 @@ class EpisodeFacts:
     """The hint of the preset that the episode was written with."""
     streams: Mapping[str, StreamFacts]
     """By batch key."""
+    source_fingerprint: str = ""
+    """Of the recording that it was made from; empty: not known."""
+    content: bytes = b""
+    """Digest of its files' checksums, annotations apart; empty: not known."""
 
 
 def choose_episodes(input_dir: Path, only: Sequence[str] | None, exclude: Mapping[str, str]) -> list[Path]:
@@ -107,12 +111,19 @@ def read_facts(path: Path) -> EpisodeFacts:
         instruction=instruction,
         shard_size=_shard_size_hint(metadata),
         streams=_streams(reader),
+        source_fingerprint=metadata.source_fingerprint,
+        content=_content(metadata),
     )
 
 
 def annotated(name: str) -> bool:
     """Whether a file of an episode (named relative to it) holds annotations, which may be edited after ingest."""
     return name.startswith("annotations/")
+
+
+def _content(metadata: EpisodeMetadata) -> bytes:
+    files = sorted((name, entry.sha256) for name, entry in metadata.files.items() if not annotated(name))
+    return hashlib.sha256(json.dumps(files).encode()).digest()
 
 
 def _check_files(path: Path, metadata: EpisodeMetadata) -> None:

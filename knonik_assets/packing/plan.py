@@ -15,6 +15,7 @@ from typing import Any
 
 from knonik_assets.configs.pack import DEFAULT_SHARD_SIZE, PackOptions
 from knonik_assets.packing.facts import EpisodeFacts
+from knonik_assets.packing.sanity import copies, idle_options, stretched
 from knonik_assets.packing.streams import choose_streams
 from knonik_loader.errors import PackError
 from knonik_loader.khlp.manifest import FORMAT_VERSION
@@ -115,7 +116,10 @@ def make_plan(episodes: Sequence[EpisodeFacts], options: PackOptions) -> PackPla
     shard_size = options.shard_size or min(
         (episode.shard_size for episode in episodes if episode.shard_size), default=DEFAULT_SHARD_SIZE
     )
+    warnings += copies(episodes)
     streams = choose_streams(episodes, options, fps)
+    warnings += idle_options(options, streams, shard_size)
+    warnings += stretched(episodes, streams)
     splits = tuple(split_of(options.seed, episode.source_id, options.split) for episode in episodes)
     warnings += _check_splits(splits, options)
     schema = _schema(streams, options)

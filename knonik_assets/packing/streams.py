@@ -50,7 +50,9 @@ def choose_streams(episodes: Sequence[EpisodeFacts], options: PackOptions, fps: 
         _agree(labelled, lambda fact: ",".join(fact.channel_names or ()), stream.key, "channels", "")
         labels = labelled[0][1].channel_names if labelled else None
         shape = (*resize[stream.key], 3) if stream.key in resize else stream.shape
-        infos.append(_info(number, stream, shape, labels, options, fps))
+        sizes = sorted({fact.shape[:2] for _, fact in facts}) if stream.key in resize else []
+        params = {**_params(stream, options), **_resized(shape, sizes)}
+        infos.append(_info(number, stream, shape, labels, params, options.storage_profile, fps))
     return tuple(infos)
 
 
@@ -59,19 +61,20 @@ def _info(
     stream: StreamFacts,
     shape: tuple[int, ...],
     labels: tuple[str, ...] | None,
-    options: PackOptions,
+    params: Mapping[str, Any],
+    profile: StorageProfile,
     fps: float,
 ) -> StreamInfo:
     info = StreamInfo(
         stream_id=number,
         kind=stream.kind,
         name=stream.name,
-        codec=_RGB_CODEC[options.storage_profile] if stream.kind == "rgb" else stream.kind,
+        codec=_RGB_CODEC[profile] if stream.kind == "rgb" else stream.kind,
         shape=shape,
         dtype="uint8" if stream.kind == "rgb" else "float32",
         fps=fps,
         channel_names=labels,
-        params=_params(stream, options),
+        params=params,
     )
     make_codec(info)  # refuses what the codec cannot do, before anything is read or written
     return info
@@ -94,6 +97,13 @@ def _params(stream: StreamFacts, options: PackOptions) -> dict[str, Any]:
     if options.storage_profile == "training_fast":
         return jpeg
     return {**jpeg, "delta_quality": max(1, jpeg["quality"] - 5), "gop": options.gop or 10, "threshold": 6}
+
+
+def _resized(shape: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """What is recorded of a stream whose pictures are stored as ``sizes`` and packed as ``shape``."""
+    if all(size == shape[:2] for size in sizes):
+        return {}
+    return {"resize": {"filter": "area", "from": [list(size) for size in sizes]}}
 
 
 def _wanted(
@@ -136,6 +146,11 @@ def _find_key(name: str, known: Mapping[str, StreamFacts], option: str, what: st
 def _resize(
     options: PackOptions, known: Mapping[str, StreamFacts], wanted: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
+    """Batch key → (height, width) of the colour streams that are to have another size.
+
+    Raises:
+        ConfigError: no such colour stream is packed, or one is named twice.
+    """
     pictures = {key: stream for key, stream in known.items() if stream.kind == "rgb" and key in wanted}
     found: dict[str, tuple[int, int]] = {}
     for name, size in options.resize.items():

@@ -127,6 +127,7 @@ def test_no_items_start_no_process():
         ({"engine": "threads"}, "inline, processes or ray"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"attempts": 0}, "attempts must be at least 1"),
+        ({"engine": "inline", "workers": 2}, "engine inline does one thing at a time"),
         ({"ray_options": {"address": "auto"}}, "engine ray only"),
     ],
 )

@@ -35,7 +35,8 @@ def everything(folder):
 PACK = """
 import sys
 from knonik_assets.pack import pack
-pack(sys.argv[1], sys.argv[2], "d", 5, 4, storage_profile=sys.argv[3], engine=sys.argv[4], workers=2, overwrite=True)
+engine = {"engine": "inline"} if sys.argv[4] == "inline" else {"engine": sys.argv[4], "workers": 2}
+pack(sys.argv[1], sys.argv[2], "d", 5, 4, storage_profile=sys.argv[3], overwrite=True, **engine)
 """
 
 
