@@ -331,6 +331,8 @@ class _Lane:
         self._executor: Any = None
 
     def submit(self, fn: Callable[[Any], Any], item: Any) -> Future[_Answer]:  # noqa: ANN401 - any item
+        from multiprocessing import resource_tracker as multiprocessing_tracker
+
         import loky
         from loky.backend import get_context, resource_tracker
 
@@ -339,7 +341,10 @@ class _Lane:
             future = self._executor.submit(_attempt, fn, item)
             return future
         with _start_undisturbed():
+            # both let signals through again once they have started their process: before the worker's start, not in it
             resource_tracker.ensure_running()
+            multiprocessing_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             self._executor = loky.ProcessPoolExecutor(
                 max_workers=1, context=get_context("loky"), initializer=_end_with_parent, initargs=(os.getpid(),)
             )

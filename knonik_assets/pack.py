@@ -21,6 +21,7 @@ from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.ingesting.progress import FrameCount, Progress, clear_counts, progress_folder
 from knonik_assets.packing import existing, fidelity
+from knonik_assets.packing.existing import REPORT
 from knonik_assets.packing.facts import choose_episodes, read_facts
 from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
 from knonik_assets.packing.publish import paths_of, publish
@@ -37,7 +38,6 @@ __all__ = ["REPORT", "pack"]
 
 _log = logging.getLogger(__name__)
 
-REPORT = "pack_report.json"
 _FEW_BYTES = 1 << 30
 
 

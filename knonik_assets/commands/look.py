@@ -43,23 +43,31 @@ def inspect_command(
         bool, typer.Option("--verify", help="Check every payload and file against its checksum.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    frames: Annotated[list[str] | None, typer.Option("--frames", help="EP:N, a frame to save as PNG.")] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Where the pictures of --frames go.")] = None,
+    frames: Annotated[
+        list[str] | None, typer.Option("--frames", help="EP:N, a frame to save as PNG in --out; may be repeated.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where pictures go; without --frames a contact sheet of sampled frames."),
+    ] = None,
+    episodes: Annotated[
+        Path | None, typer.Option("--episodes", help="Episodes to compare a packed dataset's pictures with.")
+    ] = None,
 ) -> None:
     """Say what is inside, and with --verify whether it is whole."""
-    from knonik_assets.packing.inspect import inspect_path, render, save_frames
+    from knonik_assets.packing.inspect import inspect_path, render, save_frames, save_sheet
 
-    if bool(frames) != (out_dir is not None):
-        raise ConfigError("--frames EP:N and --out DIR go together: which frames, and where to put them.")
-    report = inspect_path(path, verify=verify)
+    if frames and out_dir is None:
+        raise ConfigError("--frames says which pictures to save; say where to with --out DIR.")
+    report = inspect_path(path, verify, episodes)
     if as_json:
         out.print_json(json.dumps(report))
     else:
         out.print(render(report), highlight=False, soft_wrap=True)
         if verify and not report.get("damage"):
             out.print("verified: every file and payload agrees with its checksum", highlight=False)
-    if frames and out_dir is not None:
-        for picture in save_frames(path, frames, out_dir):
+    if out_dir is not None:
+        for picture in save_frames(path, frames, out_dir) if frames else [save_sheet(path, out_dir)]:
             err.print(f"wrote {picture}", highlight=False, soft_wrap=True)
     if report.get("damage"):
         raise typer.Exit(1)

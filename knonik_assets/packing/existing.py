@@ -17,6 +17,7 @@ from knonik_loader.khlp.manifest import MANIFEST_NAME, Manifest, load_manifest
 from knonik_loader.khlp.writer import PARTIAL_SUFFIX
 
 __all__ = [
+    "REPORT",
     "Standing",
     "changes",
     "folder_of",
@@ -28,6 +29,9 @@ __all__ = [
     "standing",
     "sweep",
 ]
+
+REPORT = "pack_report.json"
+"""What a pack did, beside its manifest."""
 
 _GENERATION = re.compile(r"hlp_manifest\.([1-9][0-9]*)\.json")
 _MOST_NAMED = 3

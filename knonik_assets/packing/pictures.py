@@ -1,4 +1,4 @@
-"""Single frames as PNG files: every camera of one moment side by side."""
+"""Frames as PNG files: every camera of one moment side by side, or a sheet of moments from all over a dataset."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
 
-from knonik_assets.configs.validation import unknown
-from knonik_assets.episodes.metadata import METADATA
-from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.packing.existing import read_manifest
-from knonik_assets.packing.stored import open_packed
-from knonik_loader.errors import ConfigError
-from knonik_loader.khlp.manifest import MANIFEST_NAME
+from knonik_assets.packing.album import Moment, find, moments, open_album
+from knonik_loader.errors import ConfigError, DecodeError, EpisodeError, FormatError
 
-__all__ = ["save_frames"]
+__all__ = ["SHEET", "save_frames", "save_sheet"]
+
+SHEET = "contact_sheet.png"
+
+_WANTED = re.compile(r"(.+):([0-9]+)")
+_COLUMNS, _WIDTH, _GAP, _TEXT = 6, 240, 4, 14
+_PAPER, _INK, _RED = (24, 24, 24), (230, 230, 230), (255, 110, 110)
 
 Image = npt.NDArray[np.uint8]
-_WANTED = re.compile(r"(.+):([0-9]+)")
 
 
 def save_frames(path: str | Path, frames: Sequence[str], out_dir: str | Path) -> list[Path]:
-    """Save frames of a packed dataset, a KHLP file or episodes.
+    """Save frames of a packed dataset, a KHLP file, episodes or raw data.
 
     Args:
-        path: what `knonik_assets.packing.inspect.inspect_path` takes, raw data excepted.
+        path: what `knonik_assets.packing.inspect.inspect_path` takes.
         frames: ``EP:N``, frame N of an episode, which is called by its name or its number.
         out_dir: where ``<episode>_<frame>.png`` goes; made if it isn't there.
 
@@ -37,87 +39,100 @@ def save_frames(path: str | Path, frames: Sequence[str], out_dir: str | Path) ->
         The files, in the order of ``frames``.
 
     Raises:
-        ConfigError: a frame that is not there, or is not written ``EP:N``; nothing to see in it, or raw data.
+        ConfigError: a frame that is not there, or is not written ``EP:N``; or nothing to see in it.
         DecodeError: the frame is damaged.
     """
     path, out = Path(path).expanduser(), Path(out_dir).expanduser()
-    saved = []
+    saved: list[Path] = []
+    album = open_album(path) if frames else None
     for text in frames:
         match = _WANTED.fullmatch(text)
-        if match is None:
+        if match is None or album is None:
             raise ConfigError(
                 f"--frames takes EP:N, an episode and a frame of it such as episode_000003:17, not {text!r}."
             )
-        name, pictures = _pictures(path, match[1], int(match[2]))
+        moment = find(album, match[1], int(match[2]))
+        pictures = [_visible(image) for image in album.pictures(moment).values()]
         if not pictures:
             raise ConfigError(f"{path} has no camera, so that there is no picture of {text}.")
-        with storage_errors("write to", out):
-            out.mkdir(parents=True, exist_ok=True)
-            # a packed file may come from anywhere: its names must not lead out of the folder
-            saved.append(out / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}_{int(match[2]):06d}.png")
-            _save(pictures, saved[-1])
+        height = max(len(picture) for picture in pictures)
+        padded = [np.pad(picture, ((0, height - len(picture)), (0, 0), (0, 0))) for picture in pictures]
+        # a packed file may come from anywhere: its names must not lead out of the folder
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', moment.episode)}_{moment.frame:06d}.png"
+        saved.append(_save(Pillow.fromarray(np.concatenate(padded, axis=1)), out / name))
     return saved
 
 
-def _pictures(path: Path, episode: str, frame: int) -> tuple[str, list[Image]]:
-    """The episode's name and its cameras' pictures."""
-    if path.is_file() and path.suffix == ".khlp":
-        return _of_files([path], episode, frame)
-    manifest = path if path.is_file() else path / MANIFEST_NAME
-    if manifest.is_file() and manifest.name.startswith("hlp_manifest"):
-        return _of_files([manifest.parent / entry.uri for entry in read_manifest(manifest).hlps], episode, frame)
-    folders = [path] if (path / METADATA).is_file() else list_episodes(path) if path.is_dir() else []
-    if not folders:
-        raise ConfigError(f"{path} holds neither episodes nor packed files; frames are saved of these.")
-    name = _find(episode, [folder.name for folder in folders])
-    return name, _of_episode(EpisodeReader(next(folder for folder in folders if folder.name == name)), frame)
+def save_sheet(path: str | Path, out_dir: str | Path) -> Path:
+    """Save a contact sheet: a row a camera, a column a moment, moments spread evenly over all frames.
+
+    Args:
+        path: what `knonik_assets.packing.inspect.inspect_path` takes, an index excepted.
+        out_dir: where `SHEET` goes; made if it isn't there.
+
+    Raises:
+        ConfigError: there is nothing to see.
+    """
+    path = Path(path).expanduser()
+    album = open_album(path)
+    columns = [(moment, _thumbnails(album.pictures, moment)) for moment in moments(album, _COLUMNS)]
+    cameras = list(dict.fromkeys(name for _, found in columns if isinstance(found, dict) for name in found))
+    if not cameras:
+        damage = next((found for _, found in columns if isinstance(found, str)), "")
+        raise ConfigError(f"{path} has no picture to show: {damage or 'it has no camera'}.")
+    return _save(_sheet(columns, cameras), Path(out_dir).expanduser() / SHEET)
 
 
-def _of_files(files: Sequence[Path], episode: str, frame: int) -> tuple[str, list[Image]]:
-    lengths: dict[str, int] = {}
-    places: dict[tuple[str, int], tuple[Path, int]] = {}
-    for file in files:
-        with open_packed(file) as packed:
-            for number in range(packed.index.num_shards):
-                shard = packed.index.shard(number)
-                end = shard.first_frame + shard.frames
-                lengths[shard.episode_id] = max(end, lengths.get(shard.episode_id, 0))
-                if shard.first_frame <= frame < end:
-                    places[shard.episode_id, frame] = (file, number)
-    name = _find(episode, list(lengths))
-    if (name, frame) not in places:
-        raise ConfigError(f"frame {frame} of {name} is not there; what is ends before frame {lengths[name]}.")
-    file, number = places[name, frame]
-    with open_packed(file) as packed:
-        row = frame - packed.index.shard(number).first_frame
-        streams = [stream for stream in packed.index.streams if stream.kind != "numeric"]
-        return name, [_visible(packed.frames(number, stream, [row])[row]) for stream in streams]
+def _thumbnails(pictures: Any, moment: Moment) -> dict[str, Pillow.Image] | str:  # noqa: ANN401 - a bound method
+    """Small pictures by camera; where they are damaged, the words for it."""
+    try:
+        found = pictures(moment)
+    except (DecodeError, EpisodeError, FormatError) as error:
+        return str(error)
+    return {name: _small(_visible(image)) for name, image in found.items()}
 
 
-def _of_episode(reader: EpisodeReader, frame: int) -> list[Image]:
-    if frame >= reader.length:
-        raise ConfigError(f"frame {frame} of {reader.path.name} is not there; it has {reader.length}.")
-    images: list[npt.NDArray[Any]] = [next(reader.rgb(name, frame, frame + 1)) for name in reader.metadata.rgb_streams]
-    images += [next(reader.depth(name, frame, frame + 1)) for name in reader.metadata.depth_streams]
-    return [_visible(image) for image in images]
+def _small(image: Image) -> Pillow.Image:
+    picture = Pillow.fromarray(image)
+    width = min(_WIDTH, picture.width)
+    height = max(1, round(picture.height * width / picture.width))
+    return picture if width == picture.width else picture.resize((width, height), Pillow.Resampling.BOX)
 
 
-def _find(episode: str, names: Sequence[str]) -> str:
-    """An episode by its name, or by the number that its name ends in."""
-    if episode in names:
-        return episode
-    if episode.isdigit():
-        for name in names:
-            digits = re.search(r"([0-9]+)$", name)
-            if digits and int(digits[1]) == int(episode):
-                return name
-    raise ConfigError(f"--frames: {unknown(episode, names, 'episode')}")
+def _sheet(columns: Sequence[tuple[Moment, dict[str, Pillow.Image] | str]], cameras: Sequence[str]) -> Pillow.Image:
+    heights = {
+        name: max(found[name].height for _, found in columns if isinstance(found, dict) and name in found)
+        for name in cameras
+    }
+    head, line = 2 * (_TEXT + 2) + _GAP, _TEXT + 4
+    size = (len(columns) * (_WIDTH + _GAP) + _GAP, head + sum(heights.values()) + len(cameras) * (line + _GAP))
+    sheet = Pillow.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(_TEXT)
+    for column, (moment, found) in enumerate(columns):
+        x = _GAP + column * (_WIDTH + _GAP)
+        draw.text((x, 2), _cut(moment.episode), _INK, font)
+        draw.text((x, _TEXT + 4), f"frame {moment.frame}", _INK, font)
+        y = head
+        for name in cameras:
+            if column == 0:
+                draw.text((x, y), name, _INK, font)
+            if isinstance(found, str):
+                draw.text((x, y + line), "damaged", _RED, font)
+            elif name in found:
+                sheet.paste(found[name], (x, y + line))
+            y += heights[name] + line + _GAP
+    return sheet
+
+
+def _cut(text: str, length: int = 30) -> str:
+    return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
 def _visible(image: npt.NDArray[Any]) -> Image:
     """(H, W, 3) uint8; of depth, near is bright, and no reading is black."""
     if image.ndim == 3:
-        return image.astype(np.uint8)
+        return np.ascontiguousarray(image, np.uint8)
     depth = image.astype(np.float64)
     known = depth[depth > 0]
     near, far = (known.min(), known.max()) if len(known) else (0.0, 1.0)
@@ -125,9 +140,8 @@ def _visible(image: npt.NDArray[Any]) -> Image:
     return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
 
 
-def _save(pictures: Sequence[Image], path: Path) -> None:
-    from PIL import Image as Pillow
-
-    height = max(len(picture) for picture in pictures)
-    padded = [np.pad(picture, ((0, height - len(picture)), (0, 0), (0, 0))) for picture in pictures]
-    Pillow.fromarray(np.concatenate(padded, axis=1)).save(path)
+def _save(picture: Pillow.Image, path: Path) -> Path:
+    with storage_errors("write to", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    return path

@@ -7,11 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-__all__ = ["Report", "render"]
+from knonik_assets.packing.reports import Report
 
-Report = dict[str, Any]
-"""``path``, ``kind`` (khlp, manifest, index, episode, episodes, raw), ``facts``, ``streams``, ``damage`` (in words); of
-a raw dataset ``detection`` instead of facts and streams. JSON values only."""
+__all__ = ["render"]
 
 _TITLES: Mapping[str, str] = {
     "khlp": "KHLP file",
@@ -20,8 +18,8 @@ _TITLES: Mapping[str, str] = {
     "episode": "ingested episode",
     "episodes": "ingested episodes",
 }
-_HEADS = ("stream", "kind", "codec", "shape", "bytes", "of raw", "PSNR-Y")
-_RIGHT = frozenset({"bytes", "of raw", "PSNR-Y"})
+_HEADS = ("stream", "kind", "codec", "shape", "bytes", "of raw", "of JPEG", "PSNR-Y")
+_RIGHT = frozenset({"bytes", "of raw", "of JPEG", "PSNR-Y"})
 
 
 def render(report: Report) -> Text:
@@ -40,12 +38,21 @@ def render(report: Report) -> Text:
         text.append("\n")
         for number, line in enumerate(_table(report["streams"])):
             text.append(f"{line}\n", "" if number else "dim")
+        for line in _footnotes(report["samples"]):
+            text.append(f"  {line}\n", "dim")
     if report["damage"]:
         text.append("\n")
         for what in report["damage"]:
             text.append("damaged: ", "bold red").append(f"{what}\n")
     text.rstrip()
     return text
+
+
+def _footnotes(samples: Mapping[str, Any]) -> Iterator[str]:
+    if samples.get("moments"):
+        yield f"of JPEG: against {samples['jpeg']}, of {samples['moments']} sampled frames a camera"
+    if samples.get("psnr_y"):
+        yield f"PSNR-Y: the lowest, {samples['psnr_y']}"
 
 
 def _value(name: str, value: object) -> str:
@@ -85,7 +92,7 @@ def _table(streams: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _cells(stream: Mapping[str, Any]) -> tuple[str, ...]:
-    share, psnr = stream["of_raw"], stream.get("psnr_y")
+    share, jpeg, psnr = stream["of_raw"], stream["of_jpeg"], stream["psnr_y"]
     return (
         stream["key"],
         stream["kind"],
@@ -93,5 +100,6 @@ def _cells(stream: Mapping[str, Any]) -> tuple[str, ...]:
         " x ".join(map(str, stream["shape"])),
         _grouped(stream["bytes"]),
         "" if share is None else f"{100 * share:.1f} %",
-        "" if psnr is None else f"{psnr:.1f} dB",
+        "" if jpeg is None else f"{100 * jpeg:.0f} %",
+        "equal" if stream["equal"] else "" if psnr is None else f"{psnr:.1f} dB",
     )

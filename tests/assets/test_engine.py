@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -58,7 +59,7 @@ def children():
 
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_every_item_has_its_own_outcome(engine):
-    outcomes = {o.index: o for o in map_tasks(double, [1, 2, 3, 4, 5], engine=engine, workers=2)}
+    outcomes = {o.index: o for o in map_tasks(double, [1, 2, 3, 4, 5], engine=engine)}
     assert {i: o.value for i, o in outcomes.items() if o.ok} == {0: 2, 1: 4, 4: 10}
     assert isinstance(outcomes[2].error, EpisodeError)
     assert str(outcomes[2].error) == "three is damaged"
@@ -238,6 +239,19 @@ def test_workers_are_kept_from_one_call_to_the_next(name):
         assert (first[0] == os.getpid()) == (name == "inline")
     if name == "processes":
         assert not psutil.pid_exists(first[0])
+
+
+def test_workers_never_hear_ctrl_c():
+    """A terminal sends it to them too; they are ended by the process that started them."""
+    with Engine("processes", 2) as engine:
+        assert {o.value for o in engine.map(blocked, [0, 1, 2])} == {(True, True, True)}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def blocked(_):
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    signal.raise_signal(signal.SIGINT)
+    return signal.SIGINT in held, signal.SIGTERM not in held, signal.SIGINT in signal.sigpending()
 
 
 def pid_of(_):

@@ -110,14 +110,15 @@ def test_a_file_that_is_gone_is_the_episodes_trouble(tmp_path):
 def test_lines_where_there_is_no_terminal():
     said = io.StringIO()
     progress = console_progress(Console(file=said, force_terminal=False))
-    progress.begin(2, "episodes")
+    progress.begin(4, "episodes")
     progress.advance("episode_000000 written: [bold]")
     progress.advance()
+    progress.advance("two more", 2)
     progress.end()
     assert said.getvalue().splitlines() == [
-        "2 episodes to do",
-        "[1/2] episode_000000 written: [bold]",
-        "[2/2]",
+        "4 episodes to do",
+        "[1/4] episode_000000 written: [bold]",
+        "[4/4] two more",
     ]
 
 

@@ -1,6 +1,7 @@
 """Looking at packed files and episodes: facts, damage with its place, and single frames as pictures."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,7 +10,9 @@ from PIL import Image
 
 from knonik_assets.cli import main
 from knonik_assets.pack import pack
+from knonik_assets.packing.album import moments, open_album
 from knonik_assets.packing.inspect import inspect_path, render, save_frames
+from knonik_assets.packing.sampling import SAMPLES
 from knonik_assets.packing.stored import open_packed
 from knonik_loader.errors import ConfigError, EpisodeError, FormatError, SourceError
 from knonik_loader.khlp.codecs import make_codec
@@ -85,11 +88,26 @@ def flip(path, place):
     path.write_bytes(data)
 
 
+def a_payload(folder, *, sampled):
+    """A byte of a delta in hlp_000001 that looking without --verify reads, or does not."""
+    file = folder / "hlp_000001.khlp"
+    albums = open_album(folder), open_album(file)
+    seen = [{(moment.episode, moment.frame) for moment in moments(album, SAMPLES)} for album in albums]
+    with open_packed(file) as opened:
+        for shard in range(opened.index.num_shards):
+            where, table = opened.index.shard(shard), opened.index.records(shard, 0)
+            for row in range(where.frames):
+                times = [(where.episode_id, where.first_frame + row) in some for some in seen]
+                if table.key_back[row] and (all(times) if sampled else not any(times)):
+                    return int(table.offsets[row] + table.sizes[row] // 2)
+    raise AssertionError("no such frame")
+
+
 def test_damage_is_found_and_placed(packed):
     clean = inspect_path(packed / "hlp_000001.khlp")
     assert clean["damage"] == []
-    flip(packed / "hlp_000001.khlp", 3000)
-    assert inspect_path(packed)["damage"] == []  # nothing reads payloads unless asked to
+    flip(packed / "hlp_000001.khlp", a_payload(packed, sampled=False))
+    assert inspect_path(packed)["damage"] == []  # nothing reads all payloads unless asked to
     for damage in (
         inspect_path(packed, verify=True)["damage"],
         inspect_path(packed / "hlp_000001.khlp", True)["damage"],
@@ -102,6 +120,15 @@ def test_damage_is_found_and_placed(packed):
     assert any("hlp_000002.khlp" in text for text in inspect_path(packed)["damage"])
     with pytest.raises(FormatError, match=r"hlp_000002\.khlp"):
         inspect_path(packed / "hlp_000002.khlp")
+
+
+def test_damage_in_a_sampled_frame_is_told_without_being_asked_for(packed):
+    flip(packed / "hlp_000001.khlp", a_payload(packed, sampled=True))
+    for path in (packed, packed / "hlp_000001.khlp"):
+        (damage,) = inspect_path(path)["damage"]
+        for word in ("hlp_000001.khlp", "episode_00000", "rgb_cam_0", "frame", "crc32c"):
+            assert word in damage
+        assert len(inspect_path(path, verify=True)["damage"]) == 1
 
 
 def test_bytes_between_frames_and_a_file_of_another_pack_are_damage_too(packed, tmp_path):
@@ -129,7 +156,7 @@ def test_bytes_between_frames_and_a_file_of_another_pack_are_damage_too(packed, 
 def test_the_command_says_so_with_its_exit_code(packed, episodes, tmp_path, capsys):
     assert main(["inspect", str(packed), "--verify"]) == 0
     assert "rgb_cam_0" in capsys.readouterr().out
-    flip(packed / "hlp_000001.khlp", 3000)
+    flip(packed / "hlp_000001.khlp", a_payload(packed, sampled=False))
     for path in (packed, packed / "hlp_000001.khlp"):
         assert main(["inspect", str(path), "--verify"]) == 1
         assert "damaged: " in capsys.readouterr().out
@@ -211,7 +238,7 @@ def test_lines_fit_and_columns_align(packed, episodes):
         lines = render(inspect_path(path)).plain.splitlines()[1:]
         assert max(map(len, lines)) <= 100
         (head,) = [line for line in lines if "of raw" in line]
-        table = lines[lines.index(head) + 1 :]
+        table = [line for line in lines[lines.index(head) + 1 :] if not re.match(r"  (of JPEG|PSNR-Y):", line)]
         assert len(table) == 5
         ends = {line[: head.index("of raw") - 1].rstrip()[-1] for line in table}
         assert all(end.isdigit() for end in ends)
