@@ -2,6 +2,6 @@
 
 import sys
 
-from knonik_assets.cli import packer_main
+from knonik_assets.entry import packer
 
-sys.exit(packer_main())
+sys.exit(packer())

@@ -129,7 +129,7 @@ def encode_shard(task: FileTask) -> ShardInput:
     return shard
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _reader(path: Path, digest: bytes) -> EpisodeReader:
     """The episode's reader, kept: it knows its packets after the first of many shards. It holds nothing open."""
     del digest  # an episode that was replaced is another one

@@ -26,7 +26,7 @@ FILES_A_LANE = 4
 """From so many files a lane on, lanes write whole files: few enough of them stand idle at the end."""
 
 SHARDS_A_LANE = 2
-"""Encoded shards that are held at most, in all lanes and in this process, where shards are the unit of work."""
+"""Encoded shards a lane that are held at most, where shards are the unit of work."""
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
@@ -60,8 +60,8 @@ def write_files(
     """Write all files of a dataset.
 
     Where there are many files, each is written by the worker that encodes it. Where there are few, workers encode
-    shards and this process writes them in order, one file at a time. Shards pass through memory then, but no more than
-    `SHARDS_A_LANE` of them.
+    shards and this process writes them in order, one file at a time. Shards pass through memory then, at most
+    `SHARDS_A_LANE` of them a lane.
 
     Args:
         engine: where.

@@ -1,0 +1,125 @@
+"""Packing rate: JPEGs that pass against copying the same files, encoding against the bare codec, two cores against one.
+
+All from the page cache. The copy is `shutil.copyfile` of the episodes' picture files with an fsync each; the pack is a
+whole call of ``pack()``, checksums, statistics, comparison of sampled frames and fsyncs included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.common import Ratio, alternate, clips_folder
+
+REPEATS = 3
+RATE = 100
+"""Frames/s a core that packing `training_compressed` is to reach at 480x640."""
+
+
+def prepare(root: Path) -> Path:
+    """Episodes whose pictures are JPEGs of quality 95."""
+    from knonik.ingest import run
+
+    config = {
+        "dir_type": "episodic",
+        "data_type": "hdf5",
+        "fps": 50,
+        "preset": {"rgb": {"codec": "jpeg", "quality": 95}},
+        "metadata": {"dataset": "bench"},
+    }
+    run(config, input=clips_folder(), output=root / "episodes")
+    return root / "episodes"
+
+
+def seconds_of_copy(episodes: Path, out: Path) -> float:
+    """Copy every picture file, and wait until it is on the disk."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    began = time.perf_counter()
+    for path in sorted(episodes.glob("*/rgb_*")):
+        target = out / f"{path.parent.name}_{path.name}"
+        shutil.copyfile(path, target)
+        with target.open("rb+") as file:
+            os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+def seconds_of_pack(source: Path, out: Path, **options: object) -> float:
+    """A whole call of ``pack()`` into an empty directory."""
+    from knonik.ingest import pack
+
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    pack(source, out, "bench", **options)  # type: ignore[arg-type]
+    return time.perf_counter() - began
+
+
+def seconds_of_codec(episode: Path, profile: str) -> float:
+    """Decode an episode and encode it with the profile's codec, shard by shard, and nothing else."""
+    from knonik_assets.configs.pack import PackOptions
+    from knonik_assets.episodes.reader import EpisodeReader
+    from knonik_assets.packing.facts import read_facts
+    from knonik_assets.packing.plan import make_plan
+    from knonik_loader.khlp.codecs import make_codec
+
+    plan = make_plan([read_facts(episode)], PackOptions(dataset_name="bench", storage_profile=profile))  # type: ignore[arg-type]
+    reader = EpisodeReader(episode)
+    began = time.perf_counter()
+    for stream in plan.streams:
+        if stream.kind == "rgb":
+            codec = make_codec(stream)
+            frames = reader.rgb(stream.name)
+            for first in range(0, reader.length, plan.shard_size):
+                codec.encode(islice(frames, min(plan.shard_size, reader.length - first)))
+    return time.perf_counter() - began
+
+
+def run() -> list[Ratio]:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("KNONIK_BENCH_TMP")) as folder:
+        root = Path(folder)
+        episodes = prepare(root)
+        return [_copying(root, episodes), *_encoding(root, episodes)]
+
+
+def _copying(root: Path, episodes: Path) -> Ratio:
+    size = sum(path.stat().st_size for path in episodes.glob("*/rgb_*"))
+    copy, packed = alternate(
+        REPEATS,
+        lambda: seconds_of_copy(episodes, root / "copy"),
+        lambda: seconds_of_pack(episodes, root / "fast", storage_profile="training_fast"),
+    )
+    stages = json.loads((root / "fast" / "pack_report.json").read_text())["seconds"]
+    detail = f"{size / packed / 1e6:.0f} against {size / copy / 1e6:.0f} MB/s; {stages}"
+    shutil.rmtree(root / "copy")
+    return Ratio("pack training_fast, JPEGs pass", "copy and fsync", copy / packed, ">= 0.5", detail)
+
+
+def _encoding(root: Path, episodes: Path) -> list[Ratio]:
+    from knonik_assets.episodes.reader import EpisodeReader
+
+    episode = episodes / "episode_000000"
+    reader = EpisodeReader(episode)
+    frames = reader.length * len(reader.metadata.rgb_streams)
+    rows = []
+    for profile in ("training_compressed", "compact_video"):
+        options = {"storage_profile": profile, "episodes": episode.name}
+        bare, one, everyone = alternate(
+            REPEATS,
+            partial(seconds_of_codec, episode, profile),
+            partial(seconds_of_pack, episodes, root / "one", engine="inline", **options),
+            partial(seconds_of_pack, episodes, root / "all", **options),
+        )
+        rate = f"{frames / one:.0f} frames/s a core"
+        rows.append(Ratio(f"pack {profile}, one core", "decode and codec alone", bare / one, ">= 0.9", rate))
+        if profile == "training_compressed":
+            rows.append(Ratio(f"pack {profile}, one core", f"{RATE} frames/s", frames / one / RATE, ">= 1", rate))
+        cores = os.cpu_count() or 1
+        detail = f"{frames / everyone:.0f} frames/s, workers' start included"
+        rows.append(Ratio(f"pack {profile}, one file, {cores} cores", "one core", one / everyone, "> 1", detail))
+    return rows
