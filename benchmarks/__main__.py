@@ -5,4 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from benchmarks import codecs, drills, fuzz, import_time, loading, packing
+from benchmarks.common import Ratio, show
+
+BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
+    "codecs": codecs.run,
+    "import": import_time.run,
+    "loading": loading.run,
     "packing": packing.run,
+    "drills": drills.run,
+    "fuzz": fuzz.run,
+}
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        sys.stderr.write(f"no benchmark called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}\n")
+        return 2
+    for name in names:
+        show(name, BENCHMARKS[name]())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -89,16 +89,18 @@ def flip(path, place):
 
 
 def a_payload(folder, *, sampled):
-    """A byte of a delta in hlp_000001 that looking without --verify reads, or does not."""
+    """A byte of a frame of hlp_000001 that looking without --verify reads, or does not."""
     file = folder / "hlp_000001.khlp"
     albums = open_album(folder), open_album(file)
     seen = [{(moment.episode, moment.frame) for moment in moments(album, SAMPLES)} for album in albums]
     with open_packed(file) as opened:
         for shard in range(opened.index.num_shards):
             where, table = opened.index.shard(shard), opened.index.records(shard, 0)
+            back = table.key_back.astype(int)
+            keys = {row - int(back[row]) for row in range(where.frames) if back[row]}
             for row in range(where.frames):
                 times = [(where.episode_id, where.first_frame + row) in some for some in seen]
-                if table.key_back[row] and (all(times) if sampled else not any(times)):
+                if all(times) if sampled else not any(times) and row not in keys:
                     return int(table.offsets[row] + table.sizes[row] // 2)
     raise AssertionError("no such frame")
 

@@ -127,7 +127,7 @@ def test_a_resize_is_recorded_in_every_file_and_the_manifest(tmp_path, profile):
     [
         ({"storage_profile": "compact_video", "codec": "vp9", "quality": 33, "gop": 4, "chroma": "444"}, None),
         ({"storage_profile": "compact_video", "codec": "av1", "quality": 40, "gop": 3}, {"chroma": "420"}),
-        ({"storage_profile": "compact_video"}, {"codec": "h264", "quality": 18, "gop": 10, "chroma": "420"}),
+        ({"storage_profile": "compact_video"}, {"codec": "h264", "gop": 10, "chroma": "420"}),
         ({"storage_profile": "training_fast", "quality": 70, "chroma": "444"}, None),
         ({"storage_profile": "training_compressed", "quality": 80, "gop": 4, "chroma": "444"}, {"delta_quality": 75}),
     ],
