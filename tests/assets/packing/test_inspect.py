@@ -174,6 +174,28 @@ def test_the_command_says_so_with_its_exit_code(packed, episodes, tmp_path, caps
     assert (tmp_path / "png" / "episode_000001_000004.png").is_file()
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"fps": 30,', '"fps": 15,'),
+        ('"shard_size": ', '"shard_size": 1'),
+        ('"codec": "kdlt"', '"codec": "kimg"'),
+        ('"name": "cam_0"', '"name": "wrist"'),
+        ('"storage_profile": "training_compressed"', '"storage_profile": "training_fast"'),
+    ],
+)
+def test_a_manifest_that_was_edited_is_one_clear_error(packed, capsys, old, new):
+    manifest = packed / "hlp_manifest.json"
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new))
+    for arguments in (["inspect", str(packed)], ["inspect", str(manifest), "--verify"]):
+        assert main(arguments) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {manifest}: was changed after it was packed")
+        assert "hlp_manifest.<generation>.json" in line
+
+
 def test_what_is_nothing_known_says_what_was_looked_for(tmp_path):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()

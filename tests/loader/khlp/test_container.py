@@ -275,6 +275,9 @@ def test_a_multipart_upload_is_a_sink(monkeypatch):
         (lambda s: {"first_frame": -1}, "32 bits"),
         (lambda s: {"first_frame": 2**32 - 2}, "32 bits"),
         (lambda s: {"episode_digest": b"short"}, "5 bytes"),
+        (lambda s: {"episode_id": ""}, "1 to 65535 bytes"),
+        (lambda s: {"source_id": "ä" * 32_768}, "1 to 65535 bytes"),
+        (lambda s: {"source_id": "raw/\udcff.hdf5"}, "not Unicode text"),
         (lambda s: {"records": {k: v for k, v in s.records.items() if k}}, "has streams"),
         (lambda s: {"records": {**s.records, 2: [Record(b"1234")]}}, "one block"),
         (lambda s: {"records": {**s.records, 0: [Record(b"a", 1), *s.records[0][1:]]}}, "no key is"),
@@ -285,6 +288,12 @@ def test_shards_that_do_not_fit_are_refused(change, message):
     shard = shards("training_compressed")[0]
     with pytest.raises(PackError, match=message):
         write(io.BytesIO(), streams("training_compressed"), [dataclasses.replace(shard, **change(shard))])
+
+
+def test_frames_are_counted_with_32_bits(monkeypatch):
+    monkeypatch.setattr(writer_module, "MAX_U32", 7)
+    with pytest.raises(PackError, match="at most 7 frames; give a smaller window_size"):
+        write(io.BytesIO(), [NUMERIC], [numeric_shard(), numeric_shard(first=3), numeric_shard("e1")])
 
 
 def test_an_episode_has_one_source():
