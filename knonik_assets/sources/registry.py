@@ -72,6 +72,12 @@ def _d3il(config: IngestConfig, root: Path) -> Source:
     return D3ilSource(config, root)
 
 
+def _rlds(config: IngestConfig, root: Path) -> Source:
+    from knonik_assets.sources.rlds import RldsSource
+
+    return RldsSource(config, root)
+
+
 READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "episodic + hdf5": _hdf5,
     "episodic + npy": _npz,
@@ -81,6 +87,7 @@ READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
     "hdf5": _hdf5,
     "lerobot_v2": _lerobot_v2,
     "npy_separate": _staged,
+    "rlds": _rlds,
     "zarr": _replay_zarr,
     "lerobot_v3": _lerobot_v3,
     "rosbag": _ros,

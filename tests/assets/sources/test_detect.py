@@ -34,7 +34,13 @@ FAMILIES = {
         "bridge/1.0.0/dataset_info.json",
         "bridge/1.0.0/bridge-train.tfrecord-00000-of-00001",
     ],
+    "calvin": ["training/ep_start_end_ids.npy", "training/episode_0000012.npz"],
+    "zarr": ["pusht.zarr/.zgroup", "pusht.zarr/data/", "pusht.zarr/meta/episode_ends/.zarray"],
+    "episodic + zarr": ["episode_0/.zgroup", "episode_10/zarr.json"],
+    "episodic + npy": ["episode_0.npz", "episode_1.npz"],
+    "d3il": ["train_files.pkl", "all_data/"],
     "rosbag": ["run_1/metadata.yaml", "run_1/run_1_0.mcap"],
+    "npy_separate": ["action.npy", "cam/000000.npy"],
 }
 
 

@@ -1,0 +1,269 @@
+"""RLDS datasets as TFDS writes them, read without TensorFlow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.sources.array_episode import ArrayEpisode, Traits
+from knonik_assets.sources.arrays import Array, DictTree
+from knonik_assets.sources.arrays import Path as Place
+from knonik_assets.sources.base import EpisodeRef, FingerprintCache, Language
+from knonik_assets.sources.naming import natural_key
+from knonik_assets.sources.rlds_features import Feature, parse_features
+from knonik_assets.sources.rlds_records import Leaf, Record, index_records, parse_example, read_record
+from knonik_assets.sources.rlds_steps import count_steps, step_arrays, texts
+from knonik_assets.sources.trees import check_inside
+from knonik_loader.errors import EpisodeError, SourceError
+
+__all__ = ["RldsSource"]
+
+_SHARD = re.compile(r"(?P<split>.+)\.(?P<format>\w+)-(?P<shard>\d{5,})-of-(?P<of>\d{5,})")
+_INSTRUCTION = re.compile(r"(natural_)?language_instruction(_\d+)?|instruction|task_description")
+_MOST_JSON = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    split: str
+    number: int
+    path: Path
+    expected: int | None
+    """Records that dataset_info.json counts in it."""
+
+
+class RldsSource:
+    """Every split of one version of one dataset; an episode is named by its shard and its place in it."""
+
+    format = "rlds"
+
+    def __init__(self, config: IngestConfig, root: Path) -> None:
+        self.config = config
+        self.root = root
+        self.warnings: list[str] = []
+        self._features: tuple[dict[str, Feature], dict[str, Feature]] | None = None
+
+    def _home(self) -> Path:
+        """The folder of the version: the root, or the only one below it.
+
+        Raises:
+            SourceError: there is none, or several.
+        """
+        if not self.root.is_dir():
+            raise SourceError(f"{self.root}: there is no such folder.")
+        for pattern in ("features.json", "*/features.json", "*/*/features.json"):
+            found = sorted(self.root.glob(pattern), key=lambda path: natural_key(path.as_posix()))
+            if len(found) > 1:
+                named = ", ".join(path.parent.relative_to(self.root).as_posix() for path in found[:6])
+                raise SourceError(f"{self.root}: holds several datasets or versions ({named}); name one as the input.")
+            if found:
+                return found[0].parent
+        raise SourceError(f"{self.root}: no features.json: a TFDS dataset is <name>/<version>/ with that file in it.")
+
+    def episodes(self) -> Sequence[EpisodeRef]:
+        """See `Source.episodes`."""
+        self.warnings = []
+        home = self._home()
+        self._schema(home)
+        refs = [ref for shard in self._shards(home) for ref in self._records(shard)]
+        if not refs:
+            raise SourceError(f"{home}: no record is in any of its files.")
+        return refs
+
+    def _schema(self, home: Path) -> tuple[dict[str, Feature], dict[str, Feature]]:
+        if self._features is None:
+            path = home / "features.json"
+            self._features = parse_features(_json(path), str(path))
+        return self._features
+
+    def _shards(self, home: Path) -> Iterator[_Shard]:
+        """Every shard that is there or ought to be, split by split.
+
+        Raises:
+            SourceError: another file format, or no shard at all.
+        """
+        info = _json(home / "dataset_info.json") if (home / "dataset_info.json").exists() else {}
+        if not info:
+            self.warnings.append(f"{home}: no dataset_info.json: whether shards are complete can't be told")
+        kind = str(info.get("fileFormat") or "tfrecord").lower()
+        if kind != "tfrecord":
+            raise SourceError(f"{home}: its files are {kind}; only tfrecord is read: convert it with TFDS.")
+        name = str(info.get("name") or "")
+        there: dict[str, dict[int, tuple[Path, int]]] = {}
+        for path in sorted(home.iterdir()):
+            found = _SHARD.fullmatch(path.name)
+            if found is not None and found["format"] == "tfrecord":
+                split = found["split"].removeprefix(f"{name}-") if name else found["split"].rsplit("-", 1)[-1]
+                there.setdefault(split, {})[int(found["shard"])] = (path, int(found["of"]))
+        counts = _shard_lengths(info)
+        if not there:
+            raise SourceError(f"{home}: no *.tfrecord-NNNNN-of-NNNNN file is there: the download is incomplete.")
+        for split in dict.fromkeys([*counts, *sorted(there, key=natural_key)]):
+            own, lengths = there.get(split, {}), counts.get(split)
+            total = len(lengths) if lengths is not None else max((of for _, of in own.values()), default=0)
+            for number in range(max(total, max(own, default=-1) + 1)):
+                expected = lengths[number] if lengths is not None and number < len(lengths) else None
+                path = (
+                    own[number][0] if number in own else home / f"{name}-{split}.tfrecord-{number:05d}-of-{total:05d}"
+                )
+                yield _Shard(split, number, path, expected)
+
+    def _records(self, shard: _Shard) -> list[EpisodeRef]:
+        """The episodes of a shard. What is missing is listed once, and fails by name."""
+        name = f"{shard.split}-{shard.number:05d}"
+        if not shard.path.exists():
+            count = f", {shard.expected} episodes," if shard.expected is not None else ""
+            text = f"{shard.path}: the shard{count} is missing (an incomplete download or release)."
+            self.warnings.append(text)
+            return [EpisodeRef(name, text)]
+        try:
+            if shard.path.is_symlink():
+                check_inside(shard.path, shard.path.parent)
+            records, trouble = index_records(shard.path)
+        except EpisodeError as error:
+            self.warnings.append(str(error))
+            return [EpisodeRef(name, str(error))]
+        refs = [
+            EpisodeRef(f"{name}#{place}", (str(shard.path), record.offset, record.length))
+            for place, record in enumerate(records)
+        ]
+        short = shard.expected is not None and len(records) < shard.expected
+        if trouble is not None or short:
+            of = f" of {shard.expected}" if shard.expected is not None else ""
+            text = f"{shard.path}: ends after {len(records)}{of} records: {trouble or 'the others are missing'}."
+            self.warnings.append(text)
+            refs.append(EpisodeRef(f"{name}#{len(records)}", text))
+        elif shard.expected is not None and len(records) > shard.expected:
+            self.warnings.append(
+                f"{shard.path}: has {len(records)} records, dataset_info.json says {shard.expected}; all are taken"
+            )
+        return refs
+
+    def _read(self, ref: EpisodeRef) -> bytes:
+        if isinstance(ref.locator, str):
+            raise EpisodeError(ref.locator)
+        path, offset, length = ref.locator
+        return read_record(Path(path), Record(offset, length), f"{path}, record {ref.source_id}")
+
+    def fingerprint(self, ref: EpisodeRef, cache: FingerprintCache) -> str:
+        """See `Source.fingerprint`. Of the record."""
+        return hashlib.sha256(self._read(ref)).hexdigest()
+
+    def open(self, ref: EpisodeRef) -> ArrayEpisode:
+        """See `Source.open`."""
+        data = self._read(ref)
+        where = f"{ref.locator[0]}, record {ref.source_id}"
+        of_steps, of_episode = self._schema(self._home())
+        leaves = parse_example(data, where)
+        steps = count_steps(leaves, of_steps, where)
+        warnings: list[str] = []
+        arrays, black = step_arrays(leaves, of_steps, steps, where, warnings)
+        said = _language(leaves, of_steps, of_episode, steps, self.config.fps or 30.0)
+        roles = {"action": "action"} if ("action",) in arrays else {}
+        traits = Traits(language=said, roles=roles)  # type: ignore[arg-type]
+        episode = ArrayEpisode(self.config, _StepTree(arrays), traits, where)
+        episode.facts.warnings += [*warnings, *_ends(leaves, where)]
+        episode.facts.attributes["episode_metadata"] = _metadata(leaves, of_episode)
+        last = leaves.get("steps/is_last")
+        if isinstance(last, np.ndarray) and len(last) and last[-1]:
+            episode.facts.attributes["last_action"] = "undefined by RLDS on a step with is_last; kept as it is stored"
+        if black:
+            episode.facts.attributes["missing_frames"] = black
+        return episode
+
+
+class _StepTree(DictTree):
+    """Keys with and without ``steps`` in front."""
+
+    def find(self, key: str) -> tuple[Place, Array] | None:
+        """See `Tree.find`."""
+        return super().find(key) or super().find(key.strip("/").replace("/", ".").removeprefix("steps."))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_JSON:
+            raise SourceError(f"{path}: {path.stat().st_size} bytes; at most {_MOST_JSON} are accepted.")
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: no readable JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path}: a {type(found).__name__} where an object is wanted.")
+    return found
+
+
+def _shard_lengths(info: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Split → records of each shard, as texts of integers in the file."""
+    found: dict[str, list[int]] = {}
+    splits = info.get("splits")
+    for split in splits if isinstance(splits, list) else []:
+        try:
+            found[str(split["name"])] = [int(count) for count in split.get("shardLengths", [])]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return {name: lengths for name, lengths in found.items() if lengths}
+
+
+def _language(
+    leaves: Mapping[str, Leaf],
+    of_steps: Mapping[str, Feature],
+    of_episode: Mapping[str, Feature],
+    steps: int,
+    fps: float,
+) -> Language | None:
+    """The instruction of the steps, or of the episode; further ones beside it are rephrases."""
+    names = [f"steps/{name}" for name, leaf in of_steps.items() if leaf.kind == "text"]
+    names += [name for name, leaf in of_episode.items() if leaf.kind == "text"]
+    names = [name for name in names if _INSTRUCTION.fullmatch(name.rsplit("/", 1)[-1])]
+    names.sort(key=lambda name: (not name.startswith("steps/"), natural_key(name.rsplit("/", 1)[-1])))
+    found = [said for name in names if any(said := texts(leaves.get(name)))]
+    if not found:
+        return None
+    first = next(text for text in found[0] if text)
+    rephrases = tuple(dict.fromkeys(text for said in found[1:] for text in said[:1] if text and text != first))
+    if len(found[0]) != steps or len(set(found[0])) == 1:
+        return Language(first, rephrases)
+    cuts = [0, *(step for step in range(1, steps) if found[0][step] != found[0][step - 1]), steps]
+    segments = tuple(
+        (start / fps, min(stop, steps - 1) / fps, found[0][start]) for start, stop in pairwise(cuts) if found[0][start]
+    )
+    return Language(first, rephrases, segments)
+
+
+def _ends(leaves: Mapping[str, Leaf], where: str) -> list[str]:
+    """What the flags of the steps contradict."""
+    found = []
+    for flag, place in (("is_first", 0), ("is_last", -1)):
+        leaf = leaves.get(f"steps/{flag}")
+        if not isinstance(leaf, np.ndarray) or not len(leaf):
+            continue
+        set_ = np.flatnonzero(leaf)
+        wanted = len(leaf) - 1 if place else 0
+        if len(set_) != 1 or set_[0] != wanted:
+            found.append(f"{where}: {flag} is set on steps {set_[:6].tolist()}; wanted {wanted} alone")
+    return found
+
+
+def _metadata(leaves: Mapping[str, Leaf], features: Mapping[str, Feature]) -> dict[str, Any]:
+    """Single numbers and texts that the record says of the whole episode."""
+    found: dict[str, Any] = {}
+    for name, feature in features.items():
+        leaf = leaves.get(name)
+        if leaf is None or len(leaf) != 1:
+            continue
+        own = name.removeprefix("episode_metadata/")
+        if isinstance(leaf, list):
+            if feature.kind == "text" and len(leaf[0]) <= 4096:
+                found[own] = leaf[0].decode("utf-8", "replace")
+        else:
+            found[own] = bool(leaf[0]) if feature.dtype == "bool" else leaf[0].item()
+    return found
