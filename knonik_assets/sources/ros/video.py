@@ -19,7 +19,8 @@ from knonik_loader.errors import EpisodeError
 
 __all__ = ["CODECS", "H264Look", "VideoOrder", "decoded"]
 
-CODECS = {"h264": "h264", "avc": "h264", "h265": "hevc", "hevc": "hevc", "av1": "av1", "vp9": "vp9"}
+CODECS = {"h264": "h264", "avc": "h264", "h265": "hevc", "hevc": "hevc", "av1": "libdav1d", "vp9": "vp9"}
+"""Format of the message → decoder."""
 _FAULTS = (av.error.FFmpegError, ValueError)
 _START = re.compile(rb"\x00\x00\x01")
 _B_SLICES = (1, 6)
@@ -96,15 +97,33 @@ def decoded(codec: str, messages: Iterator[bytes | memoryview], where: str) -> I
     if not isinstance(context, av.VideoCodecContext):
         raise EpisodeError(f"{where}: {codec} is no codec of video.")
     context.thread_count = 2
-    count = 0
+    count = -1
+    begun = False
+    for count, data in enumerate(messages):
+        packet = av.Packet(bytes(data))
+        packet.pts = packet.dts = count
+        try:
+            frames = context.decode(packet) if packet.size else []
+        except _FAULTS as error:
+            # Before the first keyframe nothing can be decoded, and parameter sets alone are no picture.
+            if begun and _has_picture(codec, data):
+                raise EpisodeError(f"{where}: message {count} of the video cannot be decoded: {error}.") from error
+            continue
+        begun |= bool(frames)
+        yield from _out(frames, where)
     try:
-        for count, data in enumerate(messages, 1):
-            packet = av.Packet(bytes(data))
-            packet.pts = packet.dts = count - 1
-            yield from _out(context.decode(packet), where)
         yield from _out(context.decode(None), where)
     except _FAULTS as error:
-        raise EpisodeError(f"{where}: message {count - 1} of the {codec} video cannot be decoded: {error}.") from error
+        raise EpisodeError(f"{where}: the end of the video cannot be decoded: {error}.") from error
+
+
+def _has_picture(codec: str, data: bytes | memoryview) -> bool:
+    """Whether a message holds part of a picture, not only what describes the pictures to come."""
+    if codec not in ("h264", "hevc"):
+        return True
+    raw = bytes(data)
+    first = [raw[match.end()] for match in _START.finditer(raw) if match.end() < len(raw)]
+    return any(byte & 31 in (1, 5) if codec == "h264" else byte >> 1 & 63 < 32 for byte in first)
 
 
 def _out(frames: list[av.VideoFrame], where: str) -> Iterator[tuple[int, av.VideoFrame]]:
