@@ -16,6 +16,7 @@ from knonik_assets.sources.ros.files import (
     Found,
     Need,
     decompress,
+    recover,
 )
 from knonik_loader.errors import EpisodeError
 
@@ -43,6 +44,8 @@ class Bag1:
         self._blocks: dict[int, tuple[int, str, int]] = {}
         self._cache = BlockCache(self._load)
         self._index_at = 0
+        self._rest: dict[int, bytes] = {}
+        """Of a chunk in which the file ends, what can be decompressed."""
         self._orphans = 0
 
     def scan(self, need: Need) -> Iterator[Found]:
@@ -62,6 +65,8 @@ class Bag1:
                 yield from self._record(cursor, need, -1)
         except EndOfDataError:
             self._cut_off(start)
+        except EpisodeError:
+            raise
         except (struct.error, KeyError, ValueError) as error:
             raise EpisodeError(f"{self.path}: damaged: the record at byte {start} makes no sense.") from error
         self._check()
@@ -156,8 +161,11 @@ class Bag1:
             cursor.skip(size)
             return
         content = _U32.unpack(fields[b"size"])[0]
-        if size > cursor.left:
-            raise EndOfDataError
+        if size > cursor.left:  # the file ends inside this chunk: what is before that is read
+            self._rest[at] = recover(self._file.read(at, cursor.left), how, content)
+            inner = Cursor(memoryview(self._rest[at]), 0, len(self._rest[at]))
+            while True:
+                yield from self._record(inner, need, at)
         self._blocks[at] = (size, how, content)
         data = memoryview(self._cache.get(at))
         inner = Cursor(data, 0, len(data))
@@ -178,7 +186,8 @@ class Bag1:
         """See `Container.read`."""
         if block < 0:
             return self._file.read(offset, length)
-        return memoryview(self._cache.get(block))[offset : offset + length]
+        content = self._rest[block] if block in self._rest else self._cache.get(block)
+        return memoryview(content)[offset : offset + length]
 
     def close(self) -> None:
         """See `Container.close`."""

@@ -99,12 +99,20 @@ def _video(recording: Recording, topic: Topic, found: Gathered, form: str) -> tu
         raise EpisodeError(f"video of format {form!r} is not understood; known are {', '.join(CODECS)}")
     look = found.looks.get(topic.name) if codec == "h264" else None
     stored = np.arange(len(topic))
-    # Where pictures don't change places, the time of recording is the order in which they were sent.
-    order = look.order(np.argsort(topic.log_ns, kind="stable")) if look is not None else None
+    order = None
+    if look is not None:
+        # Where pictures don't change places, the time of recording is the order in which they were sent.
+        sequence = np.argsort(topic.log_ns, kind="stable")
+        known = look.order(sequence)
+        order = VideoOrder(*known, sequence) if known is not None else None
     if order is None:
         order = find_order(codec, lambda: _packets(recording, topic, stored), len(topic), topic.name)
     _, frame = next(decoded(codec, _packets(recording, topic, order.sequence), topic.name))
     warning = None
+    if look is not None and (gaps := look.gaps(order.sequence)):
+        found.warnings.append(
+            f"{topic.name}: in {gaps} places a message is missing; pictures from there to the next keyframe are damaged"
+        )
     if order.lost:
         warning = (
             f"{topic.name}: {order.lost} of {len(topic)} messages hold no picture that can be decoded: a video is read "

@@ -37,6 +37,7 @@ __all__ = [
     "copied",
     "decompress",
     "is_packed",
+    "recover",
     "temporary_folder",
     "unpacked",
     "unzstd",
@@ -307,6 +308,17 @@ def decompress(data: memoryview, how: str, size: int, where: str) -> bytes:
     if len(out) != size:
         raise EpisodeError(f"{where}: damaged {how} block: {len(out):,} bytes came out of it, {size:,} are stated.")
     return out
+
+
+def recover(data: memoryview, how: str, size: int) -> bytes:
+    """As much of a block's content as comes out of the beginning of it; nothing where nothing does."""
+    way = _WAYS.get(how)
+    if way is None or size > MAX_BLOCK or len(data) > MAX_BLOCK:
+        return b""
+    try:
+        return way(data, size)[:size]
+    except _FAULTS:
+        return b""
 
 
 def is_packed(data: memoryview) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from knonik_assets.sources.ros.files import HEAD, Channel, Found, is_packed, unpacked
+from knonik_assets.sources.ros.h264 import H264Look
 from knonik_assets.sources.ros.numbers import Rows
 from knonik_assets.sources.ros.recording import Recording
 from knonik_assets.sources.ros.topics import Topic, role_of, topic_key
 from knonik_assets.sources.ros.types import DECODE_FAULTS, Decoder, Types, as_bytes, get
-from knonik_assets.sources.ros.video import CODECS, H264Look
+from knonik_assets.sources.ros.video import CODECS
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Gathered", "gather", "read_message"]
@@ -209,6 +210,8 @@ def read_message(recording: Recording, topic: Topic, number: int) -> Any:  # noq
         if decoder.cdr and is_packed(data):
             data = unpacked(data, where)
         return decoder.decode(data)
+    except EpisodeError:
+        raise
     except DECODE_FAULTS as error:
         raise EpisodeError(f"{where}: cannot be decoded: {str(error)[:200]}.") from error
 

@@ -17,6 +17,7 @@ from knonik_assets.sources.ros.files import (
     Found,
     Need,
     decompress,
+    recover,
 )
 from knonik_loader.errors import EpisodeError
 
@@ -50,6 +51,8 @@ class Mcap:
         self._declared: dict[int, int] | None = None
         self._blocks: dict[int, tuple[int, str, int]] = {}
         self._cache = BlockCache(self._load)
+        self._rest: dict[int, bytes] = {}
+        """Of a chunk in which the file ends, what can be decompressed."""
         self._orphans = 0
         self._ended = False
 
@@ -69,6 +72,8 @@ class Mcap:
                 yield from self._record(cursor, need, -1)
         except EndOfDataError:
             self._cut_off(start, closed=closed)
+        except EpisodeError:
+            raise
         except _BAD as error:
             raise EpisodeError(f"{self.path}: damaged: the record at byte {start} makes no sense.") from error
         else:
@@ -100,7 +105,7 @@ class Mcap:
 
     def _record(self, cursor: Cursor, need: Need, block: int) -> Iterator[Found]:
         kind, size = _RECORD.unpack(cursor.take(_RECORD.size))
-        if size > cursor.left:
+        if size > cursor.left and (kind != _CHUNK or block >= 0):
             raise EndOfDataError
         if kind == _MESSAGE:
             yield from self._message(cursor, size, need, block)
@@ -169,14 +174,19 @@ class Mcap:
         if cursor.pos + stored > end:
             raise ValueError(stored)
         where = f"{self.path}, chunk at byte {start}"
-        if how:
-            self._blocks[cursor.pos] = (stored, how, content)
-            at = cursor.pos
+        at = cursor.pos if how else -1
+        if how and end > cursor.stop:
+            self._rest[at] = recover(self._file.read(at, cursor.left), how, content)
+            inner = Cursor(memoryview(self._rest[at]), 0, len(self._rest[at]))
+        elif how:
+            self._blocks[at] = (stored, how, content)
             data = memoryview(self._cache.get(at))
             inner = Cursor(data, 0, len(data))
         else:
-            at = -1
             inner = self._file.nested(cursor, stored)
+        if end > cursor.stop:  # the file ends inside this chunk: what is before that is read
+            while True:
+                yield from self._record(inner, need, at)
         if crc:
             inner.crc = 0
         try:
@@ -201,7 +211,8 @@ class Mcap:
         """See `Container.read`."""
         if block < 0:
             return self._file.read(offset, length)
-        return memoryview(self._cache.get(block))[offset : offset + length]
+        content = self._rest[block] if block in self._rest else self._cache.get(block)
+        return memoryview(content)[offset : offset + length]
 
     def close(self) -> None:
         """See `Container.close`."""

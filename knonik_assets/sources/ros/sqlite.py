@@ -93,6 +93,8 @@ class Sqlite:
                 if not isinstance(time, int) or not isinstance(row, int):
                     raise EpisodeError(f"{self.path}: damaged: message {row} has the time {time!r}.")
                 yield self._found(database, channel, row, time, need(channel))
+        except EpisodeError:
+            raise
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise EpisodeError(f"{self.path}: damaged database: {error}; try SQLite's .recover on it.") from error
         if orphans:

@@ -142,6 +142,8 @@ class Types:
         if key not in self._decoders:
             try:
                 self._decoders[key] = self._make(channel)
+            except EpisodeError:
+                raise
             except DECODE_FAULTS as error:
                 raise EpisodeError(f"the definition of {channel.type} is damaged: {str(error)[:200]}.") from error
         return self._decoders[key]
@@ -245,8 +247,13 @@ def _cdr_stamp(data: memoryview) -> int:
 
 
 def _own_stamp(message: Any) -> int:  # noqa: ANN401 - any message
+    """Nanoseconds of whichever member says when a message was made; 0 where none does."""
     header = getattr(message, "header", None)
-    return stamp_ns(get(header, "stamp") if header is not None else get(message, "timestamp", "stamp"))
+    for holder, name in ((header, "stamp"), (message, "timestamp"), (message, "stamp")):
+        stamp = getattr(holder, name, None)
+        if stamp is not None:
+            return stamp_ns(stamp)
+    return 0
 
 
 def _json(data: memoryview) -> Record:

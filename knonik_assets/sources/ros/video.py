@@ -6,24 +6,22 @@ decoder itself (a packet's presentation time is its message's number), never by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import av
 import av.error
 import numpy as np
 import numpy.typing as npt
 
+from knonik_assets.sources.ros.h264 import START_CODE
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["CODECS", "H264Look", "VideoOrder", "decoded"]
+__all__ = ["CODECS", "VideoOrder", "decoded", "find_order"]
 
 CODECS = {"h264": "h264", "avc": "h264", "h265": "hevc", "hevc": "hevc", "av1": "libdav1d", "vp9": "vp9"}
 """Format of the message → decoder."""
 _FAULTS = (av.error.FFmpegError, ValueError)
-_START = re.compile(rb"\x00\x00\x01")
-_B_SLICES = (1, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,55 +34,6 @@ class VideoOrder:
     """Messages whose picture cannot be decoded: those before the first keyframe."""
     sequence: npt.NDArray[np.int64]
     """Numbers of all messages in the order in which they are decoded."""
-
-
-@dataclass(slots=True)
-class H264Look:
-    """Tells without decoding which H.264 messages hold a picture, and whether pictures change places."""
-
-    kinds: list[int] = field(default_factory=list)
-    """Of every message: 0 no picture, 1 a picture, 2 a picture that depends on no other."""
-    reordered: bool = False
-
-    def add(self, data: bytes | memoryview) -> None:
-        """Look at the next message (Annex B)."""
-        raw = bytes(data)
-        found = 0
-        for match in _START.finditer(raw):
-            at = match.end()
-            kind = raw[at] & 31 if at < len(raw) else 0
-            if kind in (1, 5):
-                found = max(found, 2 if kind == 5 else 1)
-                self.reordered |= _slice_type(raw[at + 1 : at + 16]) in _B_SLICES
-        self.kinds.append(found)
-
-    def order(self, sequence: npt.NDArray[np.int64]) -> VideoOrder | None:
-        """The order of presentation where it is that of the messages; None where only decoding can tell.
-
-        Args:
-            sequence: numbers of the messages in the order in which they are to be decoded.
-        """
-        kinds = np.array(self.kinds)[sequence]
-        keys = np.flatnonzero(kinds == 2)
-        if self.reordered or not len(keys):
-            return None
-        start = keys[0]
-        shown = sequence[start:][kinds[start:] > 0]
-        return VideoOrder(shown, int((kinds[:start] > 0).sum()), sequence)
-
-
-def _slice_type(head: bytes) -> int:
-    """The second Exp-Golomb number of a slice header (ITU-T H.264, 7.3.3 and 9.1)."""
-    bits = "".join(f"{byte:08b}" for byte in head)
-    at = 0
-    value = 0
-    for _ in range(2):
-        zeros = len(bits) - at - len(bits[at:].lstrip("0"))
-        if at + 2 * zeros + 1 > len(bits):
-            return 0
-        value = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1
-        at += 2 * zeros + 1
-    return value
 
 
 def decoded(codec: str, messages: Iterator[bytes | memoryview], where: str) -> Iterator[tuple[int, av.VideoFrame]]:
@@ -122,7 +71,7 @@ def _has_picture(codec: str, data: bytes | memoryview) -> bool:
     if codec not in ("h264", "hevc"):
         return True
     raw = bytes(data)
-    first = [raw[match.end()] for match in _START.finditer(raw) if match.end() < len(raw)]
+    first = [raw[match.end()] for match in START_CODE.finditer(raw) if match.end() < len(raw)]
     return any(byte & 31 in (1, 5) if codec == "h264" else byte >> 1 & 63 < 32 for byte in first)
 
 

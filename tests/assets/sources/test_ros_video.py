@@ -6,7 +6,6 @@ import av
 import numpy as np
 import pytest
 
-from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import Bag, at, bag_of
 from tests.assets.sources.support import frames, only_episode, stream
 from tests.support.stamps import episode_arrays, read_stamp
@@ -27,7 +26,10 @@ def access_units(codec="libx264", b_frames=0, gop=8, pictures=PICTURES):
     context.thread_count = 1
     context.options = {
         "libx264": {"crf": "16", "preset": "veryfast", "x264-params": f"bframes={b_frames}:scenecut=0:b-adapt=0"},
-        "libx265": {"preset": "ultrafast", "x265-params": f"bframes={b_frames}:keyint={gop}:log-level=none:repeat-headers=1"},
+        "libx265": {
+            "preset": "ultrafast",
+            "x265-params": f"bframes={b_frames}:keyint={gop}:log-level=none:repeat-headers=1",
+        },
         "libsvtav1": {"preset": "10", "crf": "30"},
         "libvpx-vp9": {"crf": "20", "b": "0", "cpu-used": "8", "lag-in-frames": "0"},
     }[codec]
@@ -63,6 +65,7 @@ def test_h264_to_the_last_picture(tmp_path, b_frames, stamp):
         assert stream(episode, "cam_compressed_video").length == N
         assert numbers(episode) == list(range(N))
         np.testing.assert_array_equal(episode.facts.timestamps, [at(t) / 1e9 for t in range(N)])
+        assert not [text for text in episode.facts.warnings if "missing" in text]
         told = [text for text in episode.facts.warnings if "order of presentation" in text]
         assert bool(told) == (stamp == "arrival" and b_frames > 0)
 
@@ -127,17 +130,15 @@ def test_parameter_sets_in_messages_of_their_own(tmp_path):
 
 
 def test_a_message_lost_in_the_middle_is_never_another_picture(tmp_path):
-    """Whatever comes out of the decoder is the picture of its message, or the episode fails by name."""
+    """What follows up to the next keyframe is damaged in ways that no decoder tells; the gap is counted."""
     units = access_units(gop=30)
     del units[5]
     bag = record(units, stamp="presentation")
-    try:
-        with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
-            times = (episode.facts.timestamps * 1e9 - at(0)) / 1e9 * 30
-            shown = list(frames(episode, "cam_compressed_video"))
-            assert len(shown) == len(times) == N - 1
-    except EpisodeError as error:
-        assert "cam/image_raw/compressed_video" in str(error)
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        shown = list(frames(episode, "cam_compressed_video"))
+        assert len(shown) == N - 1
+        assert [read_stamp(one)[2] for one in shown[:5]] == list(range(5))
+        assert any("message is missing" in text for text in episode.facts.warnings)
 
 
 def test_no_keyframe_at_all(tmp_path):
@@ -148,7 +149,9 @@ def test_no_keyframe_at_all(tmp_path):
         assert any("compressed_video: left out" in text for text in episode.facts.warnings)
 
 
-@pytest.mark.parametrize(("form", "data"), [("h266", b"\0\0\1x"), ("h264", b"nonsense"), ("", b""), ("av1", b"\xff" * 50)])
+@pytest.mark.parametrize(
+    ("form", "data"), [("h266", b"\0\0\1x"), ("h264", b"nonsense"), ("", b""), ("av1", b"\xff" * 50)]
+)
 def test_what_is_no_video(tmp_path, form, data):
     bag = Bag()
     for t in range(3):
