@@ -41,6 +41,11 @@ EPISODE_CHECKS = (
     "same_shape",
     "finite_values",
     "cameras_alive",
+    "cameras_lit",
+    "cameras_sharp",
+    "channels_alive",
+    "action_follows_state",
+    "no_duplicates",
     "checksums",
 )
 """What every ingested episode is asked; `knonik_assets.quality.expectations` says how."""
@@ -80,6 +85,14 @@ class CheckThresholds(_Strict):
     """A camera is black when its brightest 1 % of pixels stay below this luma in half of the sampled frames."""
     max_frozen: float = Field(default=0.5, gt=0, le=1)
     """Share of an episode for which a camera may show one picture while the robot moves."""
+    max_saturated: float = Field(default=0.5, gt=0, le=1)
+    """Share of a camera's pixels that may be white in half of the sampled frames."""
+    min_sharpness: float = Field(default=0.3, ge=0, lt=1)
+    """Sharpness of a camera, as a share of what it has in the median episode; from four episodes on."""
+    max_constant_channels: int = Field(default=0, ge=0)
+    """Channels of action and state together that may stand still for a whole episode."""
+    max_offset: float = Field(default=0.25, gt=0)
+    """Mean distance of action and state in a channel, as a share of that channel's range."""
     psnr_floor: dict[StorageProfile, float] = Field(default_factory=dict)
     """dB by profile; the rest keeps its default floor."""
     max_packed_gb: float | None = Field(default=None, gt=0)

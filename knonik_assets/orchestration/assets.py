@@ -117,6 +117,7 @@ def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
 def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.MaterializeResult[Any]:
     from knonik_assets.ingest import run
     from knonik_assets.quality.episode_table import episode_rows
+    from knonik_assets.quality.expectations import write_report
     from knonik_assets.quality.judge import judge, write_quality
 
     report = run(
@@ -137,13 +138,19 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     }
     for name, reason in lost.items():
         context.log.error("%s was not ingested: %s", name, reason)
-    rows = episode_rows(card.episodes, engine=card.engine, ray_options=card.ray, say=context.log.debug)
+    rows = episode_rows(
+        card.episodes, engine=card.engine, ray_options=card.ray, roles=card.config.get("roles"), say=context.log.debug
+    )
     quality = judge(rows, card.checks, lost)
+    page = write_report(card.episodes, rows, card.checks)
     path = write_quality(card.episodes, quality)
     for name, reason in quality.bad.items():
         context.log.warning("%s is bad: %s", name, reason)
     return dg.MaterializeResult(
-        metadata=_episode_metadata(card, report, rows, quality, path),
+        metadata={
+            **_episode_metadata(card, report, rows, quality, path),
+            "expectations": dg.MetadataValue.url(page.as_uri()),
+        },
         data_version=dg.DataVersion(_version(card.episodes, rows, quality)),
     )
 

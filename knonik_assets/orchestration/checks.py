@@ -41,6 +41,11 @@ _EPISODES = {
     "same_shape": "Streams, resolutions and dimensions are those of the other episodes.",
     "finite_values": "No number is NaN or infinite.",
     "cameras_alive": "No camera is black, and none stands still while the robot moves.",
+    "cameras_lit": "No camera is mostly white.",
+    "cameras_sharp": "No camera is less sharp than in the other episodes.",
+    "channels_alive": "Every channel of action and state moves.",
+    "action_follows_state": "Action and state agree on average.",
+    "no_duplicates": "No recording is there twice; a second one could stand in another split.",
     "checksums": "Every file is as it was written.",
 }
 _CONFIG = {

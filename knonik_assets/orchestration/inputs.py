@@ -89,7 +89,7 @@ def input_versions(card: DatasetCard) -> dict[str, str]:
     blocks: dict[str, Any] = {
         "source": [str(card.raw), {key: ingest.get(key) for key in _SOURCE_KEYS}],
         "ingest": [str(card.episodes), ingest],
-        "checks": [card.checks.model_dump(mode="json")],
+        "checks": [card.checks.model_dump(mode="json"), card.config.get("roles")],
         "config": card.config,
         "exclude": card.exclude,
         **{f"pack_{profile}": [str(card.packed), card.name, card.pack.get(profile)] for profile in PROFILES},

@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knonik_assets.engine import EngineName, map_tasks
 from knonik_assets.episodes.reader import list_episodes
+from knonik_assets.quality.compare import compared
 from knonik_assets.quality.examine import EpisodeRow, examine
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["episode_rows", "table_of"]
 
-ROWS_VERSION = 1
+ROWS_VERSION = 2
 """Counted up when `examine` measures differently, so that remembered rows are measured again."""
 
 
@@ -28,6 +30,7 @@ def episode_rows(
     engine: EngineName = "processes",
     workers: int | None = None,
     ray_options: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[EpisodeRow]:
     """Measure every episode of an output directory, in natural order.
@@ -40,6 +43,7 @@ def episode_rows(
         engine: where the work runs.
         workers: episodes at once.
         ray_options: for engine ``ray``.
+        roles: ``action`` and ``state`` → numeric stream, where the episodes don't say it themselves.
         say: told about progress, a line at a time.
 
     Raises:
@@ -48,7 +52,7 @@ def episode_rows(
     store = out / ".knonik" / "quality_rows.json"
     remembered = _remembered(store)
     paths = list_episodes(out)
-    keys = {path.name: _stamp(path) for path in paths}
+    keys = {path.name: _stamp(path, roles) for path in paths}
     rows: dict[str, EpisodeRow] = {}
     for name, key in keys.items():
         entry = remembered.get(name)
@@ -58,7 +62,9 @@ def episode_rows(
     # a worker process costs more than a few episodes do
     where = "inline" if len(todo) <= 4 else engine
     options = ray_options if where == "ray" else None
-    for done, outcome in enumerate(map_tasks(examine, todo, engine=where, workers=workers, ray_options=options), 1):
+    for done, outcome in enumerate(
+        map_tasks(partial(examine, roles=roles), todo, engine=where, workers=workers, ray_options=options), 1
+    ):
         name = outcome.item.name
         rows[name] = outcome.value or EpisodeRow(
             name, damaged_files=1, notes={"damaged_files": f"could not be measured: {outcome.error}"}
@@ -68,22 +74,22 @@ def episode_rows(
     ordered = [rows[path.name] for path in paths]
     if todo or set(remembered) != set(keys):
         _remember(store, {row.episode: {"key": keys[row.episode], "row": vars(row)} for row in ordered})
-    return ordered
+    return compared(ordered)
 
 
 def table_of(rows: Iterable[EpisodeRow]) -> pd.DataFrame:
     """The rows as a data frame, without the notes."""
     import pandas as pd
 
-    columns = [name for name in EpisodeRow.__dataclass_fields__ if name != "notes"]
+    columns = [name for name in EpisodeRow.__dataclass_fields__ if name not in ("notes", "sharpness", "content")]
     frame = pd.DataFrame([{name: getattr(row, name) for name in columns} for row in rows], columns=columns)
-    numbers = [name for name in columns if name not in ("episode", "source_id", "streams")]
+    numbers = [name for name in columns if name not in ("episode", "source_id", "streams", "duplicate_of")]
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _stamp(path: Path) -> str:
-    """Changes whenever a file of the episode is written."""
-    digest = hashlib.sha256(str(ROWS_VERSION).encode())
+def _stamp(path: Path, roles: Mapping[str, str] | None) -> str:
+    """Changes whenever a file of the episode is written, or a stream gets another role."""
+    digest = hashlib.sha256(f"{ROWS_VERSION} {sorted((roles or {}).items())}\n".encode())
     for folder, folders, files in os.walk(path):
         folders.sort()
         for name in sorted(files):

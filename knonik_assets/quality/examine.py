@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.quality.cameras import look_at_cameras
 from knonik_loader.errors import EpisodeError, StorageError
 
 __all__ = ["EpisodeRow", "examine"]
 
-SAMPLES = 12
-"""Pictures a camera that are decoded: enough to see a camera that is dark or stands still for half an episode."""
-_BLOCK = 16
-_CHANGE = 3.0
-"""Luma by which the mean of some 16x16 block differs between two pictures of a live camera; codecs stay below."""
+Numbers = dict[str, npt.NDArray[np.float32]]
+Bound = dict[str, tuple[str, npt.NDArray[np.float64]]]
+
 _MOTION = 0.05
 """Share of a channel's range over the episode that counts as the robot moving."""
 
@@ -49,13 +47,32 @@ class EpisodeRow:
     """Over the cameras, the least median of the luma that 1 % of a picture's pixels exceed; 0 to 255."""
     frozen: float | None = None
     """Over the cameras, the longest share of the episode for which one picture stands while the robot moves."""
+    saturated: float | None = None
+    """Over the cameras, the largest median share of pixels that are white."""
+    sharpness: dict[str, float] = field(default_factory=dict)
+    """RGB camera → how sharp it is; compared with the other episodes' cameras of the same name."""
+    blur: float | None = None
+    """Over the cameras, the least sharpness as a share of what the other episodes have."""
+    constant_channels: int | None = None
+    """Channels of the action or state that never change."""
+    offset: float | None = None
+    """Over the channels, the largest mean distance of action and state, as a share of the state's range."""
+    content: str = ""
+    """Digest of the episode's files: equal for equal recordings."""
+    duplicate_of: str | None = None
+    """An earlier episode with the same content."""
     damaged_files: int = 0
     notes: dict[str, str] = field(default_factory=dict)
     """Column → what exactly was seen, for people."""
 
 
-def examine(path: Path) -> EpisodeRow:
-    """Measure the episode in a directory. Damage is part of the answer, never an exception."""
+def examine(path: Path, roles: Mapping[str, str] | None = None) -> EpisodeRow:
+    """Measure the episode in a directory. Damage is part of the answer, never an exception.
+
+    Args:
+        path: of the episode.
+        roles: ``action`` and ``state`` → numeric stream, over what the episode itself binds.
+    """
     try:
         reader = EpisodeReader(path)
         damage = reader.verify()
@@ -68,23 +85,26 @@ def examine(path: Path) -> EpisodeRow:
         frames=reader.length,
         fps=meta.fps,
         bytes=sum(entry.bytes for entry in meta.files.values()),
+        content=_content(reader),
         damaged_files=len(damage),
         notes={"damaged_files": "; ".join(damage[:5])} if damage else {},
     )
     if damage:
         return known
     try:
-        return _measured(reader, known)
+        return _measured(reader, known, {**reader.metadata.stream_roles, **(roles or {})})
     except (EpisodeError, StorageError) as error:
         return EpisodeRow(**{**vars(known), "damaged_files": 1, "notes": {"damaged_files": str(error)}})
 
 
-def _measured(reader: EpisodeReader, known: EpisodeRow) -> EpisodeRow:
+def _measured(reader: EpisodeReader, known: EpisodeRow, roles: Mapping[str, str]) -> EpisodeRow:
     notes: dict[str, str] = {}
     numbers = {name: reader.numeric(name) for name in reader.metadata.numeric_streams}
+    bound = _bound(numbers, roles)
     times = reader.frame_time()
     backward, gap, jitter = _clock(times, reader.metadata.fps, notes)
-    dimmest, frozen = _cameras(reader, numbers, notes)
+    cameras = look_at_cameras(reader, lambda start, stop: _moves(numbers, start, stop))
+    notes.update(cameras.notes)
     return EpisodeRow(
         **{
             **vars(known),
@@ -94,8 +114,12 @@ def _measured(reader: EpisodeReader, known: EpisodeRow) -> EpisodeRow:
             "max_gap": gap,
             "jitter": jitter,
             "non_finite": _non_finite(numbers, notes),
-            "dimmest": dimmest,
-            "frozen": frozen,
+            "dimmest": cameras.dimmest,
+            "frozen": cameras.frozen,
+            "saturated": cameras.saturated,
+            "sharpness": cameras.sharpness,
+            "constant_channels": _constant(bound, notes),
+            "offset": _offset(bound, notes),
             "notes": notes,
         }
     )
@@ -137,67 +161,45 @@ def _non_finite(numbers: dict[str, npt.NDArray[np.float32]], notes: dict[str, st
     return total
 
 
-def _cameras(
-    reader: EpisodeReader, numbers: dict[str, npt.NDArray[np.float32]], notes: dict[str, str]
-) -> tuple[float | None, float | None]:
-    dim: dict[str, float] = {}
-    frozen: dict[str, float] = {}
-    words = []
-    ranks = np.unique(np.linspace(0, reader.length - 1, min(SAMPLES, reader.length)).astype(int))
-    for name in reader.metadata.rgb_streams:
-        luma = [_luma(next(reader.rgb(name, int(rank), int(rank) + 1))) for rank in ranks]
-        dim[name] = float(np.median([np.percentile(picture, 99) for picture in luma]))
-        start, stop = _standstill(reader, name, ranks, luma)
-        if stop - start > 2 and _moves(numbers, start, stop):
-            frozen[name] = (stop - start) / reader.length
-            words.append(f"camera {name} shows one picture from frame {start} to {stop - 1} while the robot moves")
-    for name in reader.metadata.depth_streams:
-        if not any(next(reader.depth(name, int(rank), int(rank) + 1)).any() for rank in ranks):
-            dim[f"depth_{name}"] = 0.0
+def _content(reader: EpisodeReader) -> str:
+    """What was recorded: names and checksums of the streams' files, without what a config said about them."""
+    files = reader.metadata.files
+    streams = sorted(f"{name} {entry.sha256}" for name, entry in files.items() if not name.startswith("annotations/"))
+    return hashlib.sha256("\n".join(streams).encode()).hexdigest()
+
+
+def _bound(numbers: Numbers, roles: Mapping[str, str]) -> Bound:
+    """Role → (stream, finite rows), of action and state where they are bound to a stream that is there."""
+    return {
+        role: (roles[role], np.where(np.isfinite(numbers[roles[role]]), numbers[roles[role]], 0).astype(np.float64))
+        for role in ("action", "state")
+        if roles.get(role) in numbers and len(numbers[roles[role]])
+    }
+
+
+def _constant(bound: Bound, notes: dict[str, str]) -> int:
+    """Channels that never change; one that never does may be a cable that came off."""
+    still = {name: np.flatnonzero(np.ptp(rows, axis=0) == 0) for name, rows in bound.values()}
+    words = [f"{name}: channels {', '.join(map(str, rows))} never change" for name, rows in still.items() if len(rows)]
     if words:
-        notes["frozen"] = "; ".join(words)
-    if dim:
-        darkest = min(dim, key=lambda name: dim[name])
-        notes["dimmest"] = f"camera {darkest}: the brightest pixels have luma {dim[darkest]:.0f} of 255"
-    return (min(dim.values()) if dim else None), (max(frozen.values(), default=0.0) if dim else None)
+        notes["constant_channels"] = "; ".join(words)
+    return sum(map(len, still.values()))
 
 
-def _standstill(
-    reader: EpisodeReader, name: str, ranks: npt.NDArray[np.int_], luma: Sequence[npt.NDArray[np.float32]]
-) -> tuple[int, int]:
-    """[start, stop) of the longest run of frames that show the same picture."""
-    jpegs = reader.rgb_jpegs(name)
-    if jpegs is not None:  # stored frame by frame: equal pictures are equal bytes, and none needs a decode
-        digests = [hashlib.sha256(data).digest() for data in jpegs]
-        first, last = _longest_run([left == right for left, right in pairwise(digests)])
-        return first, last + 1
-    same = [_block_difference(left, right) < _CHANGE for left, right in pairwise(luma)]
-    first, last = _longest_run(same)
-    return int(ranks[first]), int(ranks[last]) + 1
-
-
-def _longest_run(same: Sequence[bool]) -> tuple[int, int]:
-    """First and last index of the longest run of equal neighbours; ``same[i]`` says that i equals i + 1."""
-    best = start = 0, 0
-    for index, equal in enumerate(same):
-        start = (start[0], index + 1) if equal else (index + 1, index + 1)
-        best = max(best, start, key=lambda run: run[1] - run[0])
-    return best
-
-
-def _luma(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """(H, W) float32 of (H, W, 3) uint8."""
-    return np.asarray(picture @ np.array([0.299, 0.587, 0.114], np.float32), np.float32)
-
-
-def _block_difference(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> float:
-    """Largest difference between the means of two pictures' 16x16 blocks."""
-    height, width = (side // _BLOCK * _BLOCK for side in left.shape)
-    difference = (left - right)[:height, :width]
-    if not difference.size:
-        return float(np.abs(left - right).max())
-    blocks = difference.reshape(height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK)
-    return float(np.abs(blocks.mean((1, 3))).max())
+def _offset(bound: Bound, notes: dict[str, str]) -> float | None:
+    """How far commanded and measured positions lie apart on average: a leader and follower that disagree show here."""
+    if len(bound) < 2 or bound["action"][1].shape != bound["state"][1].shape:
+        return None
+    action, state = bound["action"][1], bound["state"][1]
+    span = np.ptp(state, axis=0)
+    moving = span > 1e-6
+    if not moving.any():
+        return None
+    apart = np.where(moving, np.abs((action - state).mean(axis=0)) / np.where(moving, span, 1), 0)
+    worst = int(apart.argmax())
+    distance = float((action - state).mean(axis=0)[worst])
+    notes["offset"] = f"action and state differ by {distance:.3g} on average in channel {worst}"
+    return float(apart[worst])
 
 
 def _moves(numbers: dict[str, npt.NDArray[np.float32]], start: int, stop: int) -> bool:

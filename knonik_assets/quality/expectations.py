@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knonik_assets.configs.card import CheckThresholds
+from knonik_assets.configs.documents import write_whole
 from knonik_assets.quality.episode_table import table_of
 from knonik_assets.quality.examine import EpisodeRow
 
 if TYPE_CHECKING:
     import great_expectations as gx
 
-__all__ = ["COLUMNS", "offenders"]
+__all__ = ["COLUMNS", "REPORT", "offenders", "write_report"]
+
+REPORT = "quality.html"
 
 COLUMNS = {
     "has_frames": ("frames",),
@@ -24,6 +28,11 @@ COLUMNS = {
     "same_shape": ("streams",),
     "finite_values": ("non_finite",),
     "cameras_alive": ("dimmest", "frozen"),
+    "cameras_lit": ("saturated",),
+    "cameras_sharp": ("blur",),
+    "channels_alive": ("constant_channels",),
+    "action_follows_state": ("offset",),
+    "no_duplicates": ("duplicate_of",),
     "checksums": ("damaged_files",),
 }
 """Check → columns of the episode table that it looks at."""
@@ -50,6 +59,19 @@ def offenders(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> dict[s
     return found
 
 
+def write_report(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Path:
+    """Write Great Expectations' own page about the episode table beside ``quality.json``; returns its path."""
+    path = out / REPORT
+    if not rows:
+        return write_whole(path, b"<!doctype html><title>No episodes</title><p>There are no episodes to look at.</p>\n")
+    result = _validate(rows, thresholds)
+    from great_expectations.render.renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view import DefaultJinjaPageView
+
+    page: str = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result))
+    return write_whole(path, page.encode())
+
+
 def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.ExpectationSuite:
     import great_expectations as gx
     from great_expectations import expectations as gxe
@@ -63,12 +85,17 @@ def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.Expect
         ("finite_values", "non_finite", {"max_value": 0}),
         ("cameras_alive", "dimmest", {"min_value": thresholds.black_level}),
         ("cameras_alive", "frozen", {"max_value": thresholds.max_frozen}),
+        ("cameras_lit", "saturated", {"max_value": thresholds.max_saturated}),
+        ("cameras_sharp", "blur", {"min_value": thresholds.min_sharpness}),
+        ("channels_alive", "constant_channels", {"max_value": thresholds.max_constant_channels}),
+        ("action_follows_state", "offset", {"max_value": thresholds.max_offset}),
         ("checksums", "damaged_files", {"max_value": 0}),
     ]
     wanted: list[Any] = [
         gxe.ExpectColumnValuesToBeBetween(column=column, meta={"check": check}, **limit)
         for check, column, limit in limits
     ]
+    wanted.append(gxe.ExpectColumnValuesToBeNull(column="duplicate_of", meta={"check": "no_duplicates"}))
     if usual:
         wanted.append(
             gxe.ExpectColumnValuesToBeInSet(column="streams", value_set=[usual[0][0], ""], meta={"check": "same_shape"})

@@ -18,8 +18,15 @@ __all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quali
 
 QUALITY = "quality.json"
 
-_ONLY_REPORTED = ("no_gaps", "steady_clock")
-"""Checks that make no episode bad unless the card says so: a late frame is worth knowing and rarely worth losing."""
+_ONLY_REPORTED = (
+    "no_gaps",
+    "steady_clock",
+    "cameras_lit",
+    "cameras_sharp",
+    "channels_alive",
+    "action_follows_state",
+)
+"""Checks that make no episode bad unless the card says so: worth knowing and rarely worth losing data for."""
 
 
 class _Strict(BaseModel):

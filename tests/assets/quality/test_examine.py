@@ -105,7 +105,9 @@ def test_rows_are_remembered_until_a_file_changes(episode, tmp_path, monkeypatch
     out = tmp_path / "episodes"
     rows = episode_rows(out, engine="inline")
     measured = []
-    monkeypatch.setattr(episode_table, "examine", lambda path: measured.append(path.name) or examine(path))
+    monkeypatch.setattr(
+        episode_table, "examine", lambda path, roles: measured.append(path.name) or examine(path, roles)
+    )
     assert episode_rows(out, engine="inline") == rows
     assert measured == []
     os.utime(second / "metadata.json", (1, 1))
