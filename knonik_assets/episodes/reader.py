@@ -125,6 +125,21 @@ class EpisodeReader:
         path, table = self._table(name)
         return video_read.jpegs(path, table, start, stop)
 
+    def rgb_packets(self, name: str, start: int = 0, stop: int | None = None) -> list[tuple[bytes, bool]] | None:
+        """The stored video packets of frames ``start`` to ``stop``, each with whether it is a keyframe.
+
+        None where they are no segment that decodes alone and in order, or the stream isn't stored as video.
+
+        Raises:
+            EpisodeError: no such stream or frames, or the file is damaged.
+            StorageError: the file cannot be read.
+        """
+        if self.rgb_info(name).codec == "jpeg":
+            return None
+        start, stop = self._range(start, stop)
+        path, table = self._table(name)
+        return video_read.packets(path, table, start, stop)
+
     def depth(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[npt.NDArray[np.uint16]]:
         """(H, W) uint16 frames ``start`` to ``stop``, multiples of `depth_quantization_mm`, 0 for "no reading".
 

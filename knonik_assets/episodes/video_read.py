@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import av.bitstream
 import av.error
 import av.video.stream
 
 from knonik_assets.episodes.video import PacketTable, media_errors
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["frames", "jpegs"]
+__all__ = ["frames", "jpegs", "packets"]
 
 
 def frames(path: Path, table: PacketTable, start: int, stop: int, threads: int = 1) -> Iterator[av.VideoFrame]:
@@ -67,6 +68,47 @@ def jpegs(path: Path, table: PacketTable, start: int, stop: int) -> Iterator[byt
             if rank == stop:
                 return
     raise EpisodeError(f"{path} ends at frame {rank}, wanted {stop}")
+
+
+def packets(path: Path, table: PacketTable, start: int, stop: int) -> list[tuple[bytes, bool]] | None:
+    """The packets of frames ``start`` to ``stop``, each with whether it is a keyframe; None if they don't stand alone.
+
+    They do where the first is a keyframe, all come in order of presentation, and no keyframe lets others refer past it.
+    H.264 comes as Annex B with its parameter sets in front of every keyframe, as decoders take it without a file.
+
+    Raises:
+        EpisodeError: the file is damaged.
+        StorageError: the file cannot be read.
+    """
+    if start >= stop or not table.is_key[start]:
+        return None
+    found: list[tuple[bytes, bool]] = []
+    with media_errors("read", path, f"after frame {start}"), av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        h264 = stream.codec_context.name == "h264"
+        annexb = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", stream) if h264 else None
+        for packet in _packets_from(container, stream, int(table.pts[start])):
+            if packet.pts != table.pts[start + len(found)]:
+                return None
+            is_key = packet.is_keyframe
+            (whole,) = annexb.filter(packet) if annexb else (packet,)
+            data = bytes(whole)
+            if not data or (h264 and is_key and not _is_idr(data)):
+                return None
+            found.append((data, is_key))
+            if start + len(found) == stop:
+                return found
+    raise EpisodeError(f"{path} ends at frame {start + len(found)}, wanted {stop}")
+
+
+def _is_idr(data: bytes) -> bool:
+    """Whether an Annex B packet holds a picture behind which none refers to one before it."""
+    at = data.find(b"\0\0\1")
+    while 0 <= at < len(data) - 3:
+        if data[at + 3] & 31 == 5:
+            return True
+        at = data.find(b"\0\0\1", at + 3)
+    return False
 
 
 def _packets_from(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from knonik_assets.configs.validation import unknown
 from knonik_assets.episodes.metadata import EpisodeMetadata
-from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+from knonik_assets.episodes.reader import EpisodeReader, RgbInfo, list_episodes
 from knonik_loader.errors import ConfigError, EpisodeError, PackError
 from knonik_loader.khlp.types import StreamKind, batch_key
 
@@ -31,6 +31,8 @@ class StreamFacts:
     """Of the stored pictures: ``jpeg``, ``vp9`` ...; empty for other kinds."""
     bytes: int = 0
     """Of the stored pictures."""
+    stored: RgbInfo | None = None
+    """How the pictures are stored."""
 
     @property
     def key(self) -> str:
@@ -153,7 +155,7 @@ def _streams(reader: EpisodeReader) -> dict[str, StreamFacts]:
     for name in metadata.rgb_streams:
         info = reader.rgb_info(name)
         size = sum(entry.bytes for file, entry in metadata.files.items() if file.startswith(f"rgb_{name}."))
-        found.append(StreamFacts("rgb", name, (info.height, info.width, 3), codec=info.codec, bytes=size))
+        found.append(StreamFacts("rgb", name, (info.height, info.width, 3), codec=info.codec, bytes=size, stored=info))
     for name in metadata.depth_streams:
         shape = tuple(int(size) for size in reader.depth_shape(name))
         found.append(StreamFacts("depth", name, shape, quantization_mm=float(reader.depth_quantization_mm(name))))

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.packing.packets import may_pass, passed_records
 from knonik_assets.sources.images import cut_encoded
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.codecs.kimg import check_jpeg
-from knonik_loader.khlp.types import FrameInput, StreamInfo
+from knonik_loader.khlp.types import Codec, FrameInput, Record, StreamInfo
 
 __all__ = ["FrameFeed", "check_passing", "fit", "rgb_frames"]
 
@@ -66,6 +67,19 @@ class FrameFeed:
         self._frames: Iterator[FrameInput] = iter(())
         self._next = -1
         self._numeric: npt.NDArray[np.float32] | None = None
+        self._packets_pass = bool(stream.params.get("passes")) and may_pass(
+            reader.rgb_info(stream.name), stream.shape, stream.params
+        )
+
+    def records(self, codec: Codec, start: int, stop: int) -> list[Record]:
+        """The frames from ``start`` to ``stop`` as records: the episode's own packets where they may and do fit.
+
+        Raises:
+            EpisodeError: the stream ends early or cannot be decoded.
+            PackError: a frame does not suit the stream.
+        """
+        passed = passed_records(self._reader, self._stream, codec, start, stop) if self._packets_pass else None
+        return codec.encode(self.take(start, stop)) if passed is None else passed
 
     def take(self, start: int, stop: int) -> Iterator[FrameInput]:
         """The frames from ``start`` to ``stop``; all must be used before the next call.

@@ -16,7 +16,7 @@ from typing import Any
 from knonik_assets.configs.pack import DEFAULT_SHARD_SIZE, PackOptions
 from knonik_assets.packing.facts import EpisodeFacts
 from knonik_assets.packing.sanity import copies, idle_options, stretched
-from knonik_assets.packing.streams import choose_streams
+from knonik_assets.packing.streams import choose_streams, reencodes
 from knonik_loader.errors import PackError
 from knonik_loader.khlp.manifest import FORMAT_VERSION
 from knonik_loader.khlp.splits import split_of
@@ -24,7 +24,7 @@ from knonik_loader.khlp.types import StreamInfo
 
 __all__ = ["PACKER_VERSION", "FilePlan", "PackPlan", "ShardPlan", "make_plan", "reencodes"]
 
-PACKER_VERSION = 1
+PACKER_VERSION = 2
 """Raised when the same input and options begin to give other bytes on purpose."""
 
 _FPS_TOLERANCE = 0.01
@@ -223,18 +223,14 @@ def _shuffle_key(seed: int, episode: EpisodeFacts, shard: ShardPlan) -> tuple[by
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), shard.episode, shard.first_frame
 
 
-def reencodes(options: PackOptions) -> bool:
-    """Whether stored JPEGs are made anew although they could pass: when a quality or chroma is asked for."""
-    return options.storage_profile == "training_fast" and (options.quality, options.chroma) != (None, None)
-
-
 def _schema(streams: Iterable[StreamInfo], options: PackOptions) -> Mapping[str, Any]:
     return {
         "packer": PACKER_VERSION,
         "format": FORMAT_VERSION,
         "profile": options.storage_profile,
         "streams": [asdict(stream) for stream in streams],
-        "reencode": reencodes(options),
+        # of compact_video, the streams say themselves whether packets pass
+        "reencode": options.storage_profile == "training_fast" and reencodes(options),
     }
 
 

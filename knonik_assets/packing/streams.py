@@ -9,11 +9,12 @@ from typing import Any
 from knonik_assets.configs.pack import PackOptions
 from knonik_assets.configs.validation import unknown
 from knonik_assets.packing.facts import EpisodeFacts, StreamFacts
+from knonik_assets.packing.packets import may_pass
 from knonik_loader.errors import ConfigError, PackError
 from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.types import StorageProfile, StreamInfo
 
-__all__ = ["choose_streams"]
+__all__ = ["choose_streams", "reencodes"]
 
 _ORDER = {"rgb": 0, "depth": 1, "numeric": 2}
 _RGB_CODEC: Mapping[StorageProfile, str] = {
@@ -52,6 +53,9 @@ def choose_streams(episodes: Sequence[EpisodeFacts], options: PackOptions, fps: 
         shape = (*resize[stream.key], 3) if stream.key in resize else stream.shape
         sizes = sorted({fact.shape[:2] for _, fact in facts}) if stream.key in resize else []
         params = {**_params(stream, options), **_resized(shape, sizes)}
+        pictures = [fact.stored for _, fact in facts if fact.stored and options.storage_profile == "compact_video"]
+        if not reencodes(options) and any(may_pass(stored, shape, params) for stored in pictures):
+            params["passes"] = True
         infos.append(_info(number, stream, shape, labels, params, options.storage_profile, fps))
     return tuple(infos)
 
@@ -78,6 +82,15 @@ def _info(
     )
     make_codec(info)  # refuses what the codec cannot do, before anything is read or written
     return info
+
+
+def reencodes(options: PackOptions) -> bool:
+    """Whether stored pictures are made anew although they could pass: when something is asked for that they may not be.
+
+    A video codec may be asked for: packets of another one never pass.
+    """
+    asked = {"training_fast": (options.quality, options.chroma), "compact_video": (options.quality, options.gop)}
+    return any(value is not None for value in asked.get(options.storage_profile, ()))
 
 
 def _params(stream: StreamFacts, options: PackOptions) -> dict[str, Any]:

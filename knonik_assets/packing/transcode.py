@@ -147,7 +147,7 @@ def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput
             records: dict[int, Sequence[Record]] = {}
             for stream, codec, feed in zip(task.streams, codecs, feeds, strict=True):
                 try:
-                    records[stream.stream_id] = codec.encode(feed.take(start, stop))
+                    records[stream.stream_id] = feed.records(codec, start, stop)
                 except (EpisodeError, PackError) as error:
                     raise EpisodeError(
                         f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "

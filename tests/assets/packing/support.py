@@ -25,6 +25,7 @@ def write_episode(
     frames: int,
     *,
     codec: str = "jpeg",
+    quality: int | None = None,
     cameras: int = 2,
     depth: bool = True,
     size: tuple[int, int] = SIZE,
@@ -37,7 +38,9 @@ def write_episode(
 ) -> Path:
     """One episode; ``source_id`` is ``raw_<n>``, ``spoil`` replaces a value of ``state``."""
     arrays = episode_arrays(episode, frames, cameras, *size, fps=fps)
-    rgb = RgbPreset(codec=codec, quality=92 if codec == "jpeg" else 10, gop=6, speed=9, shard_size=shard_size)
+    rgb = RgbPreset(
+        codec=codec, quality=quality or (92 if codec == "jpeg" else 10), gop=6, speed=9, shard_size=shard_size
+    )
     times = arrays["timestamps"] + 100 * episode
     if jitter:
         times = times + 2e-4 * np.sin(np.arange(frames))
