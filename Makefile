@@ -54,4 +54,5 @@ $(VENV)/.pipeline: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing Knonik with everything that development needs (a few minutes)"
 	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q --upgrade --target $(VENV)/hydra 'hydra-core>=1.3' # aside: see the extra in pyproject
 	@touch $@

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from knonik_loader.configured import from_config
     from knonik_loader.errors import (
         ConfigError,
         DecodeError,
@@ -35,6 +36,7 @@ __all__ = [
     "ResumeMismatchError",
     "ShardedDataLoader",
     "StorageError",
+    "from_config",
 ]
 
 
@@ -42,7 +44,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - classes of several modules
     """Import a public name from where it lives."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {"ShardedDataLoader": "sharded", "MultiShardedDataLoader": "multi"}
+    homes = {"ShardedDataLoader": "sharded", "MultiShardedDataLoader": "multi", "from_config": "configured"}
     home = f"knonik_loader.{homes.get(name, 'errors')}"
     value = getattr(import_module(home), name)
     globals()[name] = value
