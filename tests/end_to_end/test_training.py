@@ -1,0 +1,113 @@
+"""The example learns from a packed dataset, goes on after a kill as if nothing had been, and on two ranks as on one."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_bc.py"
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory):
+    """The sample recordings, cut and packed as the example does."""
+    found = importlib.util.spec_from_file_location("train_bc", EXAMPLE)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.prepare(tmp_path_factory.mktemp("sample"))
+
+
+def command(out, manifests, *arguments):
+    train, held_out = map(str, manifests)
+    return [
+        sys.executable,
+        str(EXAMPLE),
+        "--out",
+        str(out),
+        "--train",
+        train,
+        "--held-out",
+        held_out,
+        *map(str, arguments),
+    ]
+
+
+def run(out, manifests, *arguments, **environment):
+    done = subprocess.run(
+        command(out, manifests, *arguments),
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((out / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, manifests):
+    out = tmp_path_factory.mktemp("whole")
+    return run(out, manifests), out
+
+
+def test_it_learns(whole):
+    result, out = whole
+    losses = result["losses"]
+    assert len(losses) == 500
+    assert np.mean(losses[-50:]) < 0.2 * np.mean(losses[:5])
+    assert result["held_out_error"] <= 0.2
+    assert (out / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_no_window_is_in_both_sets(manifests):
+    from knonik_loader.torch import KhlpDataset
+
+    rows = []
+    for manifest in manifests:
+        chunks = KhlpDataset(manifest, streams=["qpos", "action"], chunk_len=8, pad_missing=True)
+        rows.append({chunk["action"][0].numpy().tobytes() + chunk["qpos"][0].numpy().tobytes() for chunk in chunks})
+    assert (len(rows[0]), len(rows[1])) == (88, 32)
+    assert not rows[0] & rows[1]
+
+
+@pytest.mark.parametrize("loader", ["sharded", "torch"])
+def test_after_a_kill_the_losses_are_the_same_to_the_last_bit(tmp_path, manifests, whole, loader):
+    """Killed after a checkpoint in the middle of an epoch (of five batches); both loaders give one order."""
+    # Steps enough that the run can't be over before it is killed.
+    arguments = ["--loader", loader, "--checkpoint-every", 7, "--steps", 10**6]
+    process = subprocess.Popen(command(tmp_path, manifests, *arguments), start_new_session=True)
+    checkpoint = tmp_path / "checkpoint.pt"
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    import torch
+
+    seen = len(torch.load(checkpoint, weights_only=True)["losses"])
+    more = run(tmp_path, manifests, "--loader", loader, "--resume", "--steps", seen + 24)
+    assert len(more["losses"]) == seen + 24
+    reference = whole[0]["losses"]
+    assert more["losses"][: len(reference)] == reference[: seen + 24]
+
+
+@pytest.mark.parametrize("loader", ["sharded", "torch"])
+def test_two_ranks_learn_as_one(tmp_path, manifests, whole, loader):
+    _, *script = command(tmp_path, manifests, "--loader", loader, "--steps", 50)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, *script], env=environment, text=True, capture_output=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = json.loads((tmp_path / "result.json").read_text())["losses"]
+    np.testing.assert_allclose(losses, whole[0]["losses"][:50], atol=1e-4)
