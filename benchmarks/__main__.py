@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import codecs, drills, fuzz, import_time, loading, packing
+from benchmarks import codecs, drills, fuzz, import_time, loading, mutations, packing, sources_memory
 from benchmarks.common import Ratio, show
 
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "codecs": codecs.run,
     "import": import_time.run,
     "loading": loading.run,
+    "mutations": mutations.run,
     "packing": packing.run,
     "drills": drills.run,
+    "sources_memory": sources_memory.run,
     "fuzz": fuzz.run,
 }
 

@@ -12,6 +12,7 @@ from knonik_assets.sources.array_episode import ArrayEpisode, Traits
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.episode_files import episode_files
 from knonik_assets.sources.hdf5_facts import aloha_compressed, attribute_levels, demo_facts, stored_upside_down
+from knonik_assets.sources.hdf5_heaps import check_heaps
 from knonik_assets.sources.hdf5_paths import match_groups, open_hdf5, reading
 from knonik_assets.sources.hdf5_streams import Hdf5Tree
 from knonik_assets.sources.naming import natural_key
@@ -66,6 +67,7 @@ class EpisodicHdf5Source:
             name = path.relative_to(base).as_posix()
             try:
                 with open_hdf5(path) as file, reading(str(path)):
+                    check_heaps(file, path)
                     groups = match_groups(file, pattern)
                     seen += sorted(file)
                     upside_down += stored_upside_down(file, file)
@@ -120,6 +122,7 @@ class Hdf5Episode(ArrayEpisode):
             with reading(where):
                 if group is None:
                     raise EpisodeError(f"{path}: was unreadable when the episodes were listed; run ingest again.")
+                check_heaps(file, path)
                 root: h5py.Group = file[group or "/"]
                 traits = Traits(attribute_levels(root, file))
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ __all__ = ["NpyArray", "NpzFile", "npy_file", "reading"]
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, NotImplementedError, ValueError, SyntaxError, TypeError, OverflowError,
-    MemoryError, RecursionError, zipfile.BadZipFile, zlib.error,
+    MemoryError, RecursionError, UserWarning, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
 _MOST_HEADER = 10_000
 _STEP = 8 << 20
