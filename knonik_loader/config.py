@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 NOT_YET: dict[str, Callable[[Any], bool]] = {
-    "fs_type": lambda value: value in {"gcs", "azure"},
     "stream_cfg.source": lambda value: value is not None,
     "stream_cfg.resize": lambda value: value is not None,
     "stream_cfg.dtype": lambda value: value is not None,
@@ -138,7 +137,6 @@ def load_loader_config(
         raise ConfigError(f"loader_cfg is a mapping of keys to values, got {type(cfg).__name__}")
     given = {key: value for key, value in _prepare(cfg).items() if value is not None}
     config = validate(LoaderConfig, given, "loader_cfg")
-    _refuse_missing_features(config)
     check_together(config, given, mix=mix)
     if profile is not None:
         check_payload(config, profile)
@@ -267,13 +265,6 @@ def _with_fs_params(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"loader_cfg.fs_params: a mapping of the parameters of fs_type {fs_type!r}, got {params!r}")
     present = {key: value for key, value in (params or {}).items() if value is not None}
     return {**given, "fs_params": validate(model, present, f"loader_cfg.fs_params (fs_type {fs_type!r})")}
-
-
-def _refuse_missing_features(config: LoaderConfig) -> None:
-    for key, asked in NOT_YET.items():
-        if not key.startswith("stream_cfg.") and asked(getattr(config, key)):
-            value = getattr(config, key)
-            raise ConfigError(f"loader_cfg.{key}={value!r}: this version does not have it; leave the key out")
 
 
 def _with_streams(config: LoaderConfig, streams: Sequence[StreamInfo]) -> LoaderConfig:

@@ -60,25 +60,29 @@ class S3Params(_Block):
 
 
 class GcsParams(_Block):
-    """``fs_params`` of ``fs_type: gcs``."""
+    """``fs_params`` of ``fs_type: gcs``. Credentials are Google's application default ones."""
 
     bucket: str | None = None
     """Where keys that are no URL live."""
     prefix: str = ""
     """Put before keys that are no URL."""
+    endpoint_url: str | None = None
+    """Of a store that speaks Google's protocol but isn't Google's."""
     anonymous: Flag = False
     """Send unsigned requests."""
 
 
 class AzureParams(_Block):
-    """``fs_params`` of ``fs_type: azure``."""
+    """``fs_params`` of ``fs_type: azure``. Credentials come from the environment or a managed identity."""
 
     account: str | None = None
-    """Storage account."""
+    """Storage account; the environment's AZURE_STORAGE_ACCOUNT_NAME where it is not given."""
     container: str | None = None
     """Where keys that are no URL live."""
     prefix: str = ""
     """Put before keys that are no URL."""
+    endpoint_url: str | None = None
+    """Of the account's blob service, where it isn't Microsoft's public one."""
     anonymous: Flag = False
     """Send unsigned requests."""
 

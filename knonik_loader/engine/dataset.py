@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from crc32c import crc32c
 from knonik_loader.engine.storage import Storage
 from knonik_loader.errors import (
     ChecksumError,
+    FormatError,
     TruncatedError,
 )
 from knonik_loader.khlp.agreement import check_file, check_tables, shards_of_files
@@ -24,6 +27,7 @@ from knonik_loader.khlp.types import StreamInfo
 
 __all__ = ["PackedDataset", "Source", "open_dataset", "read_manifest"]
 
+T = TypeVar("T")
 IntArray = npt.NDArray[np.int64]
 
 _INDEX_BYTES = 256 << 20
@@ -123,7 +127,7 @@ class PackedDataset:
         def read(offset: int, length: int) -> memoryview:
             return self.storage.read_ranges(key, [(offset, length)])[0]
 
-        index = open_index(read, entry.bytes, entry.metadata_offset, key)
+        index = checked(self.storage, lambda: open_index(read, entry.bytes, entry.metadata_offset, key))
         check_file(self.manifest, hlp, index, self.index, self._rows_of_hlp[hlp], self.key)
         return index
 
@@ -158,6 +162,12 @@ def open_dataset(storage: Storage, uri: str, hlps_in_flight: int | None = None) 
     key = storage.resolve(uri)
     manifest = read_manifest(storage, key)
     index_key = storage.resolve(manifest.index.uri, key)
+    index = checked(storage, lambda: _read_tables(storage, manifest, key, index_key))
+    check_tables(manifest, index, key)
+    return PackedDataset(storage, key, manifest, index, hlps_in_flight)
+
+
+def _read_tables(storage: Storage, manifest: Manifest, key: str, index_key: str) -> DatasetIndex:
     data = storage.read_all(index_key)
     if len(data) != manifest.index.bytes:
         raise TruncatedError(
@@ -169,9 +179,7 @@ def open_dataset(storage: Storage, uri: str, hlps_in_flight: int | None = None) 
             f"{index_key}: crc32c is {found:08x}, {key} says {manifest.index.crc32c:08x}; copy the dataset again, as a "
             "whole."
         )
-    index = DatasetIndex.from_bytes(data, index_key)
-    check_tables(manifest, index, key)
-    return PackedDataset(storage, key, manifest, index, hlps_in_flight)
+    return DatasetIndex.from_bytes(data, index_key)
 
 
 def read_manifest(storage: Storage, key: str) -> Manifest:
@@ -181,4 +189,18 @@ def read_manifest(storage: Storage, key: str) -> Manifest:
         StorageError: it can't be read.
         FormatError: it isn't a manifest, contradicts itself, or is of a version that this reader doesn't know.
     """
-    return load_manifest(storage.read_all(key), key)
+    return checked(storage, lambda: load_manifest(storage.read_all(key), key))
+
+
+def checked(storage: Storage, read: Callable[[], T]) -> T:
+    """A read with its checks, done once more where a network lies between: the damage may have been done on the way.
+
+    Raises:
+        FormatError: the checks failed again.
+    """
+    try:
+        return read()
+    except FormatError:
+        if not storage.remote:
+            raise
+    return read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,9 +18,15 @@ __all__ = ["ObjectStorage"]
 T = TypeVar("T")
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
-_ATTEMPTS = 4
-"""Times that a body which broke off or came too short is asked for; obstore itself retries refused requests."""
+_ATTEMPTS = 5
+"""Times that a body which broke off or came too short is asked for, and refused credentials are renewed. What a server
+asks to repeat (429, 5xx, refused connections), obstore itself repeats inside of each of them."""
+_BACKOFF_S = 0.25
+"""Pause after the first attempt; it doubles with each."""
+_PATIENCE_S = 120.0
+"""After which no further attempt begins."""
 _TIMEOUT = timedelta(seconds=30)
+_RETRY = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
 
 _runtime_pid: int | None = None
 """The process in which obstore's threads run: they do not survive a fork, and a child that waits for them hangs."""
@@ -42,6 +49,7 @@ class ObjectStorage:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
+        self._closing = threading.Event()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectStorage, (self.fs_type, self._params))
@@ -86,13 +94,11 @@ class ObjectStorage:
             views = [memoryview(part) for part in parts]
             for start, length, view in zip(starts, lengths, views, strict=True):
                 if len(view) != length:
-                    raise TruncatedError(
-                        f"{key}: {len(view)} bytes came where {length} from byte {start} were promised; the object is "
-                        "shorter than its index says: pack or copy it again."
-                    )
+                    raise _Short(f"{key}: {len(view)} bytes came where {length} were asked for from byte {start} on")
             return views
 
-        found = iter(self._ask(key, get))
+        end = max((start + length for start, length in zip(starts, lengths, strict=True)), default=0)
+        found = iter(self._ask(key, get, end))
         return [next(found) if length else memoryview(b"") for _, length in ranges]
 
     def read_all(self, key: str) -> bytes:
@@ -102,41 +108,54 @@ class ObjectStorage:
         return bytes(self._ask(key, lambda store, path: obstore.get(store, path).bytes()))
 
     def close(self) -> None:
-        """Forget the connections."""
+        """Forget the connections; what is being read is not tried again."""
+        closing = self._closing
         self._reset()
+        closing.set()
 
-    def _ask(self, key: str, call: Callable[[Any, str], T]) -> T:
-        """Run one request, again where the body broke off, and with fresh credentials where they were refused."""
+    def _ask(self, key: str, call: Callable[[Any, str], T], wanted: int = 0) -> T:
+        """Run one request, again where the body broke off, and with fresh credentials where they were refused.
+
+        ``wanted``: bytes that the object must have.
+        """
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         bucket, _, path = key.partition("://")[2].partition("/")
-        renewed = False
+        closing, began = self._closing, time.monotonic()
         for attempt in range(1, _ATTEMPTS + 1):
+            last = attempt == _ATTEMPTS or time.monotonic() - began > _PATIENCE_S
             try:
                 return call(self._store(bucket), path)
             except FileNotFoundError as error:
                 raise StorageError(f"{key} does not exist; check the URL, bucket and prefix.") from error
             except (PermissionDeniedError, UnauthenticatedError) as error:
-                if renewed:
-                    raise StorageError(
-                        f"{key}: the credentials were refused ({_first_line(error)}); renew them, check the bucket's "
-                        "policy, or set fs_params.anonymous for a public bucket."
+                if last:
+                    raise _outage(
+                        f"{key}: the credentials were refused {attempt} times ({_reason(error)}); renew them, check "
+                        "the bucket's policy, or set fs_params.anonymous for a public bucket."
                     ) from error
-                renewed = True
                 with self._lock:
-                    self._stores.pop(bucket, None)
-            except TruncatedError:
-                if attempt == _ATTEMPTS:
-                    raise
+                    self._stores.pop(bucket, None)  # the next one looks for credentials afresh
+            except _Short as error:
+                # Once more if the server sent less than it has; the object itself may be shorter, too.
+                if last or self.size(key) < wanted:
+                    raise TruncatedError(
+                        f"{error}; the object is shorter than its index says, or was cut on its way: pack or copy it "
+                        "again."
+                    ) from None
             except (BaseError, OSError) as error:
-                if attempt == _ATTEMPTS or "416" in str(error):
-                    raise StorageError(
-                        f"{key} cannot be read after {attempt} attempts: {_first_line(error)}; check the network, "
+                if last or "416" in str(error):
+                    raise _outage(
+                        f"{key} cannot be read after {attempt} attempts: {_reason(error)}; check the network, "
                         "endpoint_url and region."
                     ) from error
-        raise StorageError(f"{key} cannot be read: the credentials or the connection failed {_ATTEMPTS} times.")
+            if closing.wait(_BACKOFF_S * 2 ** (attempt - 1)):
+                raise _outage(f"{key} was being read when the loader was shut down.")
+        raise _outage(f"{key} cannot be read.")
 
     def _store(self, bucket: str) -> Any:  # noqa: ANN401 - any obstore store
+        from obstore.exceptions import BaseError
+
         global _runtime_pid
         if self._pid != os.getpid():
             self._reset()
@@ -148,7 +167,13 @@ class ObjectStorage:
                         f"{self._scheme}://{bucket} was already read before this process was forked, and connections "
                         "do not survive a fork; start workers with 'spawn' or 'forkserver'."
                     )
-                store = self._stores[bucket] = _connect(self.fs_type, bucket, self._params)
+                try:
+                    store = self._stores[bucket] = _connect(self.fs_type, bucket, self._params)
+                except BaseError as error:
+                    raise ConfigError(
+                        f"loader_cfg.fs_params (fs_type {self.fs_type!r}): {_reason(error)}; see its keys in the "
+                        "configuration reference."
+                    ) from error
                 _runtime_pid = os.getpid()
             return store
 
@@ -162,8 +187,7 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
     endpoint = params.get("endpoint_url")
     if endpoint and str(endpoint).startswith("http://"):
         client["allow_http"] = True
-    retry = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
-    common: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    common: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
     config: dict[str, Any] = {"skip_signature": True} if params.get("anonymous") else {}
     if fs_type == "s3":
         config |= {"region": params.get("region")} if params.get("region") else {}
@@ -173,9 +197,10 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
             common |= _boto_credentials()
         return S3Store(bucket, config=config, **common)
     if fs_type == "gcs":
+        config |= {"base_url": endpoint} if endpoint else {}
         return GCSStore(bucket, config=config, **common)
-    if params.get("account"):
-        config["account_name"] = params["account"]
+    config |= {"account_name": params["account"]} if params.get("account") else {}
+    config |= {"endpoint": endpoint} if endpoint else {}
     return AzureStore(bucket, config=config, **common)
 
 
@@ -194,5 +219,17 @@ def _boto_credentials() -> dict[str, Any]:
     return {"credential_provider": Boto3CredentialProvider(session)}
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+class _Short(Exception):
+    """Fewer bytes came than were asked for."""
+
+
+def _outage(message: str) -> StorageError:
+    error = StorageError(message)
+    error.outage = True
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """What obstore says, on one line: the request, how often it was sent, and what came back."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return " ".join(lines)[:400] if lines else type(error).__name__

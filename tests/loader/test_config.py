@@ -1,7 +1,6 @@
 import sys
 import types
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -200,15 +199,6 @@ class TestContradictions:
 
 
 class TestMissingFeatures:
-    ASKING: ClassVar = {
-        "fs_type": "gcs",
-    }
-
-    @pytest.mark.parametrize("key", sorted(key for key in NOT_YET if not key.startswith("stream_cfg.")))
-    def test_what_this_version_lacks_is_refused_by_name(self, key):
-        with pytest.raises(ConfigError, match=f"loader_cfg.{key}=.*this version does not have it"):
-            load(**{key: self.ASKING[key]})
-
     def test_every_entry_is_a_key(self):
         names = {f"stream_cfg.{name}" for name in StreamOptions.model_fields} | set(LoaderConfig.model_fields)
         assert set(NOT_YET) <= names

@@ -1,14 +1,15 @@
 import os
 import pickle
-import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from knonik_loader import ConfigError, ShardedDataLoader, StorageError
+from knonik_loader.engine import objects
 from knonik_loader.engine.storage import LocalStorage, fs_type_of, open_storage
 from knonik_loader.errors import TruncatedError
+from tests.support.file_server import FileServer
 
 
 def descriptors() -> int:
@@ -86,29 +87,12 @@ def test_errors_name_the_file(tmp_path):
         storage.read_all("/dev/null/x")
 
 
-@pytest.fixture(scope="module")
-def bucket(packed):
-    """An S3 bucket (served by moto) with the dataset below ``lake/``; gives fs_params."""
-    server_module = pytest.importorskip("moto.server")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-
-    params = {"endpoint_url": url, "region": "us-east-1", "bucket": "bkt", "prefix": "lake", "max_pool_connections": 4}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/bkt", method="PUT"), timeout=30).close()
-    for path in packed.folder.iterdir():
-        request = urllib.request.Request(f"{url}/bkt/lake/{path.name}", data=path.read_bytes(), method="PUT")
-        request.add_header("Content-Type", "application/octet-stream")
-        urllib.request.urlopen(request, timeout=30).close()
-    yield params
-    server.stop()
+pytestmark = pytest.mark.usefixtures("credentials")
 
 
 @pytest.fixture(autouse=True)
-def credentials(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(objects, "_BACKOFF_S", 0.01)
 
 
 @pytest.mark.parametrize("manifest", ["s3://bkt/lake/hlp_manifest.json", "hlp_manifest.json"])
@@ -159,3 +143,47 @@ def test_a_missing_file_is_told_once(tmp_path):
         with pytest.raises(StorageError) as caught:
             call(open_storage("local", {}))
         assert str(caught.value).count(missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "url", "params"),
+    [
+        ("gcs", "gs://bkt/lake/hlp_manifest.json", {}),
+        ("gcs", "hlp_manifest.json", {"bucket": "bkt", "prefix": "lake"}),
+        ("azure", "az://bkt/lake/hlp_manifest.json", {"account": "acc"}),
+        ("azure", "hlp_manifest.json", {"container": "bkt", "prefix": "lake", "account": "acc"}),
+    ],
+)
+def test_the_clients_of_google_and_azure_read_what_a_plain_server_has(packed, fs_type, url, params):
+    """Their own services and emulators are not here: this is their clients' requests, and what becomes of the answers."""
+    files = {f"/bkt/lake/{path.name}": path.read_bytes() for path in packed.folder.iterdir()}
+    with ShardedDataLoader(packed.config(stride=5)) as loader:
+        local = list(loader)
+    with FileServer(files) as server:
+        params = params | {"endpoint_url": server.url, "anonymous": True}
+        config = packed.config(stride=5, hlp_manifest=url, fs_type=fs_type, fs_params=params)
+        with ShardedDataLoader(config) as loader:
+            remote = list(loader)
+        assert "authorization" not in server.headers
+        with pytest.raises(StorageError, match=r"(gs|az)://bkt/lake/nope\.json does not exist"):
+            ShardedDataLoader(config | {"hlp_manifest": url.replace("hlp_manifest", "nope")})
+    for one, other in zip(remote, local, strict=True):
+        for key, value in one.items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(value, other[key])
+
+
+def test_azure_needs_an_account(monkeypatch):
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    storage = open_storage("azure", {"container": "c"})
+    with pytest.raises(ConfigError, match=r"fs_params \(fs_type 'azure'\): .*Account must be specified"):
+        storage.read_all(storage.resolve("m.json"))
+
+
+def test_credentials_of_google_come_from_the_environment(tmp_path, monkeypatch):
+    """A service account's key is read and used to sign; that the account is no real one is only seen by Google."""
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "nope.json"))
+    storage = open_storage("gcs", {"bucket": "b"})
+    with pytest.raises(ConfigError, match=r"fs_params \(fs_type 'gcs'\).*nope\.json"):
+        storage.read_all(storage.resolve("m.json"))
