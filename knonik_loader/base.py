@@ -198,6 +198,8 @@ class DataLoader(ABC):
             run.close()
         if self._engine.processes is not None:
             self._engine.processes.close()
+        for source in self._engine.sources:
+            source.dataset.close()  # also ends the pauses before further attempts of reads that fail
         for run in runs:
             run.join(deadline)
         for source in self._engine.sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from knonik_loader.errors import StorageError
 __all__ = ["MetricsFile", "rss_bytes"]
 
 _PERIOD_S = 5.0
+
+_logger = logging.getLogger("knonik_loader")
 
 
 class MetricsFile:
@@ -31,6 +34,9 @@ class MetricsFile:
         self._path = Path(path).expanduser()
         self._rank = rank
         self._last = time.monotonic()
+        self._failing = False
+        self.lost = 0
+        """Lines that could not be written."""
         self._append("")
 
     def due(self, now: bool) -> bool:
@@ -40,12 +46,20 @@ class MetricsFile:
     def write(self, snapshot: Mapping[str, Any]) -> None:
         """Append what `Statistics.snapshot` gave, with the time of day (UTC seconds) and the process's memory.
 
-        Raises:
-            StorageError: the file can't be written any more.
+        A full disk is no reason to lose a training run: what can't be written is counted, and logged once until it
+        works again.
         """
         self._last = time.monotonic()
         line = {"time": time.time(), "rank": self._rank, "rss_bytes": rss_bytes(), **snapshot}
-        self._append(json.dumps(line) + "\n")
+        try:
+            self._append(json.dumps(line) + "\n")
+        except StorageError as error:
+            self.lost += 1
+            if not self._failing:
+                _logger.warning("%s The run goes on without it.", error)
+            self._failing = True
+        else:
+            self._failing = False
 
     def _append(self, text: str) -> None:
         try:

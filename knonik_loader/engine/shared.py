@@ -71,5 +71,11 @@ class Engine:
         """Statistics of all runs so far, as JSON values."""
         options = self.options
         threads = {"fetch": options.fetchers, "decode": options.decoders, "augment": options.augment_threads}
-        cache = (self.cache or FrameCache(0)).counts()
-        return self.stats.snapshot(memory=self.memory.counts(), cache=cache, threads=threads, epoch=epoch, step=step)
+        return self.stats.snapshot(
+            memory=self.memory.counts(),
+            cache=(self.cache or FrameCache(0)).counts(),
+            metrics_lost=self.metrics.lost if self.metrics is not None else 0,
+            threads=threads,
+            epoch=epoch,
+            step=step,
+        )

@@ -348,6 +348,13 @@ def test_stats_count_what_happened(packed):
     assert stats["diversity"]["near_duplicates"] > 0.9
     assert 1 <= stats["diversity"]["episodes_per_batch"] < 2
     assert {"plan", "fetch", "decode", "augment", "assemble"} == stats["stages"].keys()
+    for name, stage in stats["stages"].items():
+        assert 0 <= stage["p50_s"] <= stage["p90_s"] <= stage["p99_s"]
+        assert 0 <= stage["wait"]["p50_s"] <= stage["wait"]["p99_s"]
+        assert 0 <= stage["queue"]["mean"] <= stage["queue"]["max"]
+        assert (stage["calls"] > 0) == (name != "augment")
+    assert stats["stages"]["decode"]["wait"]["seconds"] > 0
+    assert stats["stages"]["fetch"]["queue"]["max"] > 0
     json.dumps(stats)
 
 

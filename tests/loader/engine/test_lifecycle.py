@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def child(loader, queue):
     queue.put(order(loader))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_loader_works_in_a_child_after_use_in_the_parent(packed, method):
     context = multiprocessing.get_context(method)
     with ShardedDataLoader(packed.config(num_decoders=1)) as loader:
@@ -169,3 +170,91 @@ def test_a_program_may_end_in_the_middle_of_a_pass(packed):
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(packed.manifest), "exit"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_threads_may_share_an_iterator(packed, ahead):
+    """Each batch goes to exactly one of them, and all of them see the end."""
+    with ShardedDataLoader(packed.config()) as loader:
+        whole = order(loader)
+    seen, lock, ended = [], threading.Lock(), []
+    with ShardedDataLoader(packed.config(precollate_batches=ahead)) as loader:
+        iterator = iter(loader)
+
+        def consume():
+            while True:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    ended.append(threading.get_ident())
+                    return
+                with lock:
+                    seen.append(batch)
+
+        threads = [threading.Thread(target=consume) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(ended) == 5
+    assert sorted(order(seen)) == sorted(whole)
+
+
+def test_an_older_iterator_says_what_took_its_place(packed):
+    with ShardedDataLoader(packed.config()) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        with pytest.raises(LoaderClosedError, match=r"a newer iter\(\) of the same loader took its place"):
+            next(first)
+        next(second)
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(LoaderClosedError, match=r"load_state_dict\(\) moved the loader; call iter\(\)"):
+            next(second)
+        third = iter(loader)
+    with pytest.raises(LoaderClosedError, match="the loader was shut down"):
+        next(third)
+    with ShardedDataLoader(packed.config()) as one, ShardedDataLoader(packed.config()) as other:
+        for here, there in zip(one, other, strict=True):  # two loaders side by side are no matter
+            assert here["_frame_indices"].tolist() == there["_frame_indices"].tolist()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_hlps_in_flight_bounds_the_files_that_are_open_and_read(packed, monkeypatch, number):
+    from knonik_loader.engine.dataset import PackedDataset
+
+    lock, reading, most = threading.Lock(), Counter(), []
+    real = PackedDataset.hlp_index
+
+    def hlp_index(self, hlp):
+        with lock:
+            reading[hlp] += 1
+            most.append(len(+reading))
+        threading.Event().wait(0.002)  # long enough for others to come
+        found = real(self, hlp)
+        with lock:
+            reading[hlp] -= 1
+        return found
+
+    monkeypatch.setattr(PackedDataset, "hlp_index", hlp_index)
+    with ShardedDataLoader(packed.config(hlps_in_flight=number, num_fetchers=6, precollate_batches=6)) as loader:
+        list(loader)
+        dataset = loader._engine.sources[0].dataset
+        assert len(dataset._open) <= number
+        assert len(dataset.storage._files) <= number
+    assert max(most) <= number
+
+
+def test_a_full_disk_costs_metrics_and_no_batch(packed, tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    with ShardedDataLoader(packed.config(metrics_path=str(path))) as loader:
+        path.unlink()
+        path.mkdir()  # nothing can be appended any more
+        for _ in range(2):
+            assert len(list(loader)) == len(loader)
+        assert loader.stats()["metrics_lost"] == 2
+        assert loader.stats()["errors"] == 0
+        path.rmdir()
+        list(loader)
+    assert len(path.read_text().splitlines()) == 1
+    assert len([record for record in caplog.records if "metrics_path" in record.getMessage()]) == 1
