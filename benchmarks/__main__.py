@@ -5,7 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import codecs, drills, fuzz, import_time, loading, mutations, packing, sources_memory
+from benchmarks import (
+    codecs,
+    drills,
+    fuzz,
+    import_time,
+    loader_soak,
+    loading,
+    mutations,
+    packing,
+    s3_storm,
+    sources_memory,
+)
 from benchmarks.common import Ratio, show
 
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
@@ -17,6 +28,8 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "drills": drills.run,
     "sources_memory": sources_memory.run,
     "fuzz": fuzz.run,
+    "loader_soak": loader_soak.run,
+    "s3_storm": s3_storm.run,
 }
 
 

@@ -66,5 +66,5 @@ def _describe(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
         return f"{where}: the key {path[-1]!r} is required"
     if detail["type"] == "value_error":
         return f"{place}: {detail['ctx']['error']}"
-    message = detail["msg"].removeprefix("Input should be ")
-    return f"{place}: must be {message}, got {detail['input']!r}"
+    what, should, message = detail["msg"].partition(" should ")
+    return f"{place}: {f'must {message}' if should else what}, got {detail['input']!r}"
