@@ -134,8 +134,8 @@ class DatasetCard(_Strict):
     """Answers to what the dataset config cannot know."""
     schedule: str | None = None
     """Cron of re-packs, five fields."""
-    keep_days: float = Field(14, ge=0, allow_inf_nan=True)
-    """Days for which a generation of packed data is kept after another superseded it; ``.inf`` keeps all for ever."""
+    keep_days: float | Literal["forever"] = 14
+    """Days for which a generation of packed data is kept after another superseded it; ``forever`` keeps them all."""
     exclude: dict[str, str] = Field(default_factory=dict)
     """Episode (``episode_000003``, or its name in the source) → why it stays out of the packs."""
     on_bad_episode: Literal["exclude", "block"] = "exclude"
@@ -185,8 +185,9 @@ class DatasetCard(_Strict):
     @field_validator("keep_days", mode="before")
     @classmethod
     def _days(cls, value: object) -> object:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ValueError(f"must be a number of days from 0 on (.inf keeps every generation), not {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != "forever" and not (number and value >= 0):  # type: ignore[operator]
+            raise ValueError(f"must be a number of days from 0 on, or forever, not {value!r}")
         return value
 
     @model_validator(mode="after")

@@ -101,7 +101,8 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
         context.log.warning(str(notice.message))
     dataset = PackedDataset(manifest)
     unchanged = before == dataset.manifest.digest()
-    collected = collect_generations(card.packed_folder(profile), card.keep_days)
+    keep = card.keep_days
+    collected = [] if keep == "forever" else collect_generations(card.packed_folder(profile), keep)
     for each in collected:
         context.log.info("removed %s", each)
     if unchanged:

@@ -94,6 +94,7 @@ def test_no_profile_at_all_is_allowed(tmp_path):
         (GOOD + "keep_days: -1\n", ["keep_days", "from 0 on", "-1"]),
         (GOOD + "keep_days: two weeks\n", ["keep_days", "'two weeks'"]),
         (GOOD + "keep_days: .nan\n", ["keep_days", "nan"]),
+        (GOOD + "keep_days: true\n", ["keep_days", "forever", "True"]),
         (GOOD + "episodes: s3://bucket/x\n", ["episodes", "s3://bucket/x", "local"]),
         (GOOD + "packed: [a]\n", ["packed", "must be a path"]),
         ("raw: s3://b/x\ningest: {dir_type: episodic, data_type: hdf5}\n", ["raw", "local"]),

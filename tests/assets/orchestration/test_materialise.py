@@ -80,6 +80,20 @@ def test_nothing_new_costs_nothing_and_keeps_every_data_version(workshop, instan
         assert version[0] == version[1]
 
 
+@pytest.mark.parametrize(("days", "kept"), [("0", {"2"}), ("forever", {"1", "2"})])
+def test_generations_are_kept_for_the_days_of_the_card(workshop, instance, days, kept):
+    workshop.card(f"{PACK}keep_days: {days}\n")
+    workshop.record(0)
+    assert workshop.build(instance).success
+    workshop.record(1)
+    made = materialised(workshop.build(instance))["khlp_training_fast"].metadata
+    assert made["generation"].value == 2
+    assert (made["collected"].value if "collected" in made else "") == ("1" if days == "0" else "")
+    folder = workshop.packed / "training_fast"
+    assert {path.name.split(".")[1] for path in folder.glob("hlp_manifest.*.json")} == kept
+    assert sum(len(batch["_episode_ids"]) for batch in batches(folder / "hlp_manifest.json")) == 24
+
+
 def test_what_changed_has_another_data_version(workshop, instance):
     workshop.card()
     workshop.record(0)
