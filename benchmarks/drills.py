@@ -24,7 +24,8 @@ _PACK = """
 import sys
 from knonik_assets.pack import pack
 source, out, profile, shard_size, engine = sys.argv[1:]
-pack(source, out, "drill", int(shard_size), 3, storage_profile=profile, engine=engine, workers=2, overwrite=True)
+workers = {"processes": 2}.get(engine)
+pack(source, out, "drill", int(shard_size), 3, storage_profile=profile, engine=engine, workers=workers, overwrite=True)
 """
 _PROFILES = ("compact_video", "training_fast", "training_compressed")
 _ENGINES = ("inline", "processes")
@@ -130,13 +131,18 @@ def _pack(
     command = [sys.executable, "-c", _PACK, *map(str, (episodes, out, profile, shard_size, engine))]
     lock = out / ".knonik" / "lock"
     lock.unlink(missing_ok=True)
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        (out.parent / "said").open("w+") as said,
+        subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=said) as process,
+    ):
         while process.poll() is None and not lock.exists():
             time.sleep(0.001)
         began = time.monotonic()
         if kill_after is None:
             if process.wait():
-                raise RuntimeError(f"packing {profile} into {out} failed")
+                said.seek(0)
+                raise RuntimeError(f"packing {profile} into {out} failed: {said.read()[-800:]}")
             return time.monotonic() - began
         while process.poll() is None:
             if time.monotonic() - began >= kill_after:
