@@ -55,6 +55,8 @@ def episode(name: str) -> dict[str, np.ndarray]:
     rgb += (np.arange(80, dtype=np.uint8) // 4)[:, None]
     for t in range(count):
         stamp(rgb[t], 3, number, t)
+        if t % 3 == 2:  # the light flickers
+            rgb[t] = np.clip(rgb[t] * 1.04, 0, 255).astype(np.uint8)
     depth = (np.arange(count * 54).reshape(count, 6, 9) * 7 + number).astype(np.uint16)
     depth[:, 0] = 0
     state = np.stack([np.arange(count), np.full(count, number), np.linspace(-1, 1, count)], 1).astype(np.float32)
