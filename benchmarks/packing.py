@@ -1,7 +1,8 @@
 """Packing rate: JPEGs that pass against copying the same files, encoding against the bare codec, two cores against one.
 
 All from the page cache. The copy is `shutil.copyfile` of the episodes' picture files with an fsync each; the pack is a
-whole call of ``pack()``, checksums, statistics, comparison of sampled frames and fsyncs included.
+whole call of ``pack()``, checksums, statistics, comparison of sampled frames and fsyncs included. Rates a core count
+the core's own time, so that a busy machine tells the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -50,18 +52,20 @@ def seconds_of_copy(episodes: Path, out: Path) -> float:
     return time.perf_counter() - began
 
 
-def seconds_of_pack(source: Path, out: Path, **options: object) -> float:
-    """A whole call of ``pack()`` into an empty directory."""
+def seconds_of_pack(
+    source: Path, out: Path, clock: Callable[[], float] = time.perf_counter, **options: object
+) -> float:
+    """A whole call of ``pack()`` into an empty directory, by a clock: the wall's or this process's."""
     from knonik.ingest import pack
 
     shutil.rmtree(out, ignore_errors=True)
-    began = time.perf_counter()
+    began = clock()
     pack(source, out, "bench", **options)  # type: ignore[arg-type]
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def seconds_of_codec(episode: Path, profile: str) -> float:
-    """Decode an episode and encode it with the profile's codec, shard by shard, and nothing else."""
+    """A core's seconds to decode an episode and encode it with the profile's codec, shard by shard: nothing else."""
     from knonik_assets.configs.pack import PackOptions
     from knonik_assets.episodes.reader import EpisodeReader
     from knonik_assets.packing.facts import read_facts
@@ -70,14 +74,14 @@ def seconds_of_codec(episode: Path, profile: str) -> float:
 
     plan = make_plan([read_facts(episode)], PackOptions(dataset_name="bench", storage_profile=profile))  # type: ignore[arg-type]
     reader = EpisodeReader(episode)
-    began = time.perf_counter()
+    began = time.process_time()
     for stream in plan.streams:
         if stream.kind == "rgb":
             codec = make_codec(stream)
             frames = reader.rgb(stream.name)
             for first in range(0, reader.length, plan.shard_size):
                 codec.encode(islice(frames, min(plan.shard_size, reader.length - first)))
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def run() -> list[Ratio]:
@@ -109,17 +113,18 @@ def _encoding(root: Path, episodes: Path) -> list[Ratio]:
     rows = []
     for profile in ("training_compressed", "compact_video"):
         options = {"storage_profile": profile, "episodes": episode.name}
-        bare, one, everyone = alternate(
+        bare, busy, one, everyone = alternate(
             REPEATS,
             partial(seconds_of_codec, episode, profile),
+            partial(seconds_of_pack, episodes, root / "one", time.process_time, engine="inline", **options),
             partial(seconds_of_pack, episodes, root / "one", engine="inline", **options),
             partial(seconds_of_pack, episodes, root / "all", **options),
         )
-        rate = f"{frames / one:.0f} frames/s a core"
-        rows.append(Ratio(f"pack {profile}, one core", "decode and codec alone", bare / one, ">= 0.9", rate))
+        rate = f"{frames / busy:.0f} frames/s of a core's time"
+        rows.append(Ratio(f"pack {profile}, one core", "decode and codec alone", bare / busy, ">= 0.9", rate))
         if profile == "training_compressed":
-            rows.append(Ratio(f"pack {profile}, one core", f"{RATE} frames/s", frames / one / RATE, ">= 1", rate))
+            rows.append(Ratio(f"pack {profile}, one core", f"{RATE} frames/s", frames / busy / RATE, ">= 1", rate))
         cores = os.cpu_count() or 1
-        detail = f"{frames / everyone:.0f} frames/s, workers' start included"
+        detail = f"{frames / everyone:.0f} against {frames / one:.0f} frames/s, workers' start included"
         rows.append(Ratio(f"pack {profile}, one file, {cores} cores", "one core", one / everyone, "> 1", detail))
     return rows

@@ -278,6 +278,10 @@ class _Queue:
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Lanes fill the cores; libraries that start threads of their own in each would only get in each other's way."""
+
+
 def _end_with_parent(parent: int) -> None:
     """Started in every worker: when the process that started it is gone, even by SIGKILL, the worker ends too."""
 
@@ -346,7 +350,11 @@ class _Lane:
             multiprocessing_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             self._executor = loky.ProcessPoolExecutor(
-                max_workers=1, context=get_context("loky"), initializer=_end_with_parent, initargs=(os.getpid(),)
+                max_workers=1,
+                context=get_context("loky"),
+                initializer=_end_with_parent,
+                initargs=(os.getpid(),),
+                env={name: os.environ.get(name, "1") for name in _THREADS},
             )
             future = self._executor.submit(_attempt, fn, item)
         return future

@@ -241,6 +241,20 @@ def test_workers_are_kept_from_one_call_to_the_next(name):
         assert not psutil.pid_exists(first[0])
 
 
+def test_workers_leave_the_cores_to_each_other(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")  # what somebody has decided stands
+    with Engine("processes", 1) as engine:
+        (outcome,) = engine.map(environment, ["_NUM_THREADS"])
+    assert outcome.value["OMP_NUM_THREADS"] == "1"
+    assert outcome.value["OPENBLAS_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def environment(ending):
+    return {name: value for name, value in os.environ.items() if name.endswith(ending)}
+
+
 def test_workers_never_hear_ctrl_c():
     """A terminal sends it to them too; they are ended by the process that started them."""
     with Engine("processes", 2) as engine:

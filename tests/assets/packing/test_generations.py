@@ -36,13 +36,13 @@ PACK = """
 import sys
 from knonik_assets.pack import pack
 engine = {"engine": "inline"} if sys.argv[4] == "inline" else {"engine": sys.argv[4], "workers": 2}
-pack(sys.argv[1], sys.argv[2], "d", 5, 4, storage_profile=sys.argv[3], overwrite=True, **engine)
+pack(sys.argv[1], sys.argv[2], "d", 5, int(sys.argv[5]), storage_profile=sys.argv[3], overwrite=True, **engine)
 """
 
 
-def kill_in_the_middle(episodes, out, profile, engine, ready):
+def kill_in_the_middle(episodes, out, profile, engine, ready, window=4):
     """Run PACK in its own session and kill all of it as soon as ``ready()`` holds; False: it was faster."""
-    arguments = [sys.executable, "-c", PACK, str(episodes), str(out), profile, engine]
+    arguments = [sys.executable, "-c", PACK, str(episodes), str(out), profile, engine, str(window)]
     with subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             if ready():
@@ -52,17 +52,23 @@ def kill_in_the_middle(episodes, out, profile, engine, ready):
     return False
 
 
-@pytest.mark.parametrize(("profile", "engine"), [("compact_video", "inline"), ("training_compressed", "processes")])
-def test_a_killed_pack_goes_on_to_the_same_bytes(episodes, tmp_path, profile, engine):
+@pytest.mark.parametrize(
+    ("profile", "engine", "window", "stages"),
+    [
+        ("compact_video", "inline", 4, (1, 4)),
+        ("training_compressed", "processes", 4, (1, 4)),  # by files
+        ("training_compressed", "processes", 8, (1, 2)),  # by shards
+    ],
+)
+def test_a_killed_pack_goes_on_to_the_same_bytes(episodes, tmp_path, profile, engine, window, stages):
     out = tmp_path / "out"
-    for files in (1, 4):
-        assert kill_in_the_middle(
-            episodes, out, profile, engine, lambda files=files: len(list(out.glob("hlp_*.khlp"))) >= files
-        )
+    for files in stages:
+        ready = lambda files=files: len(list(out.glob("hlp_*.khlp"))) >= files  # noqa: E731
+        assert kill_in_the_middle(episodes, out, profile, engine, ready, window)
         assert not (out / "hlp_manifest.json").exists()
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("hlp_*.khlp")}
-    whole = pack(episodes, tmp_path / "whole", "d", 5, 4, storage_profile=profile, engine="inline")[0]
-    resumed = pack(episodes, out, "d", 5, 4, storage_profile=profile, workers=2)[0]
+    whole = pack(episodes, tmp_path / "whole", "d", 5, window, storage_profile=profile, engine="inline")[0]
+    resumed = pack(episodes, out, "d", 5, window, storage_profile=profile, workers=2)[0]
     assert tree(out) == tree(tmp_path / "whole")
     assert read_manifest(whole) == read_manifest(resumed)
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
