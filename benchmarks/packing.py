@@ -16,12 +16,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.common import Ratio, alternate, clips_folder
 
-REPEATS = 3
+PROFILE: Literal["training_compressed"] = "training_compressed"
 RATE = 100
-"""Frames/s a core that packing `training_compressed` is to reach at 480x640."""
+"""Frames/s a core that packing `PROFILE` is to reach at 480x640."""
 
 
 def prepare(root: Path) -> Path:
@@ -64,7 +65,7 @@ def seconds_of_pack(
     return clock() - began
 
 
-def seconds_of_codec(episode: Path, profile: str) -> float:
+def seconds_of_codec(episode: Path) -> float:
     """A core's seconds to decode an episode and encode it with the profile's codec, shard by shard: nothing else."""
     from knonik_assets.configs.pack import PackOptions
     from knonik_assets.episodes.reader import EpisodeReader
@@ -72,7 +73,7 @@ def seconds_of_codec(episode: Path, profile: str) -> float:
     from knonik_assets.packing.plan import make_plan
     from knonik_loader.khlp.codecs import make_codec
 
-    plan = make_plan([read_facts(episode)], PackOptions(dataset_name="bench", storage_profile=profile))  # type: ignore[arg-type]
+    plan = make_plan([read_facts(episode)], PackOptions(dataset_name="bench", storage_profile=PROFILE))
     reader = EpisodeReader(episode)
     began = time.process_time()
     for stream in plan.streams:
@@ -94,7 +95,7 @@ def run() -> list[Ratio]:
 def _copying(root: Path, episodes: Path) -> Ratio:
     size = sum(path.stat().st_size for path in episodes.glob("*/rgb_*"))
     copy, packed = alternate(
-        REPEATS,
+        3,
         lambda: seconds_of_copy(episodes, root / "copy"),
         lambda: seconds_of_pack(episodes, root / "fast", storage_profile="training_fast"),
     )
@@ -110,21 +111,19 @@ def _encoding(root: Path, episodes: Path) -> list[Ratio]:
     episode = episodes / "episode_000000"
     reader = EpisodeReader(episode)
     frames = reader.length * len(reader.metadata.rgb_streams)
-    rows = []
-    for profile in ("training_compressed", "compact_video"):
-        options = {"storage_profile": profile, "episodes": episode.name}
-        bare, busy, one, everyone = alternate(
-            REPEATS,
-            partial(seconds_of_codec, episode, profile),
-            partial(seconds_of_pack, episodes, root / "one", time.process_time, engine="inline", **options),
-            partial(seconds_of_pack, episodes, root / "one", engine="inline", **options),
-            partial(seconds_of_pack, episodes, root / "all", **options),
-        )
-        rate = f"{frames / busy:.0f} frames/s of a core's time"
-        rows.append(Ratio(f"pack {profile}, one core", "decode and codec alone", bare / busy, ">= 0.9", rate))
-        if profile == "training_compressed":
-            rows.append(Ratio(f"pack {profile}, one core", f"{RATE} frames/s", frames / busy / RATE, ">= 1", rate))
-        cores = os.cpu_count() or 1
-        detail = f"{frames / everyone:.0f} against {frames / one:.0f} frames/s, workers' start included"
-        rows.append(Ratio(f"pack {profile}, one file, {cores} cores", "one core", one / everyone, "> 1", detail))
-    return rows
+    options = {"storage_profile": PROFILE, "episodes": episode.name}
+    bare, busy, one, everyone = alternate(
+        2,
+        partial(seconds_of_codec, episode),
+        partial(seconds_of_pack, episodes, root / "one", time.process_time, engine="inline", **options),
+        partial(seconds_of_pack, episodes, root / "one", engine="inline", **options),
+        partial(seconds_of_pack, episodes, root / "all", **options),
+    )
+    rate = f"{frames / busy:.0f} frames/s of a core's time"
+    what, cores = f"pack {PROFILE}", os.cpu_count() or 1
+    several = f"{frames / everyone:.0f} against {frames / one:.0f} frames/s, workers' start included"
+    return [
+        Ratio(f"{what}, one core", "decode and codec alone", bare / busy, ">= 0.9", rate),
+        Ratio(f"{what}, one core", f"{RATE} frames/s", frames / busy / RATE, ">= 1", rate),
+        Ratio(f"{what}, one file, {cores} cores", "one core", one / everyone, "> 1", several),
+    ]
