@@ -21,7 +21,7 @@ from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.packing.existing import folder_of, kept_generations, standing
 from knonik_assets.packing.stored import stored_id
-from knonik_loader.errors import ConfigError
+from knonik_loader.errors import ConfigError, PackError
 from knonik_loader.khlp.index import INDEX_NAME
 from knonik_loader.khlp.manifest import MANIFEST_NAME
 from knonik_loader.khlp.writer import PARTIAL_SUFFIX, sync_directory
@@ -80,7 +80,8 @@ def collect_generations(out: Path, keep_days: float = KEEP_DAYS, now: float | No
 
     Raises:
         ConfigError: ``keep_days`` is no number from 0 on.
-        PackError: the current manifest cannot be understood, so that nothing can be said of what it needs.
+        PackError: the current manifest cannot be understood, or a file of it is missing or of another size: an older
+            generation may be the last good one.
         StorageError: another run is writing there, or a file cannot be removed.
     """
     keep_days = check_keep_days(keep_days)
@@ -97,6 +98,11 @@ def _collectable(out: Path, keep_days: float, now: float) -> Iterator[tuple[int,
     current = standing(out)
     if current is None:
         return
+    if current.damage:
+        raise PackError(
+            f"{current.damage[0]}: the current dataset of {out} is not whole, so no older one is removed; pack again "
+            "with --overwrite."
+        )
     kept = kept_generations(out)
     folders = {int(match[1]) for path in out.glob("gen_*") if (match := _FOLDER.fullmatch(path.name))}
     for generation in sorted({1, *folders, *kept} - {current.manifest.generation}):

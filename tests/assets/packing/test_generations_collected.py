@@ -121,6 +121,14 @@ def test_without_a_current_manifest_nothing_is_removed(out):
     assert tree(out) == before
 
 
+def test_while_the_current_dataset_is_damaged_no_older_one_goes(out):
+    (out / "gen_0003" / "hlp_000001.khlp").unlink()
+    before = tree(out)
+    with pytest.raises(PackError, match=r"hlp_000001\.khlp is missing: .* no older one is removed"):
+        collect_generations(out, 0)
+    assert tree(out) == before
+
+
 def test_a_run_that_writes_there_is_not_disturbed(out):
     before = tree(out)
     with OutputLock(out, "knonik pack of somebody"), pytest.raises(StorageError, match="knonik pack of somebody"):

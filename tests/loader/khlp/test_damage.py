@@ -18,6 +18,7 @@ from knonik_loader.errors import (
     TruncatedError,
     UnsupportedFeatureError,
 )
+from knonik_loader.khlp import layout
 from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.layout import FOOTER_SIZE
@@ -277,6 +278,32 @@ def test_unknown_sections_are_skipped_or_refused_by_their_flag(sample):
         open_tail(renamed(0), sample.summary.metadata_offset)
     with pytest.raises(UnsupportedFeatureError, match="encoding 1"):
         open_tail(renamed(0b11), sample.summary.metadata_offset)
+
+
+def test_a_file_of_a_later_minor_version_reads(sample, monkeypatch):
+    """Another minor version, compatible bits that nobody knows yet, and a further section that may be skipped."""
+    tail = layout.parse_tail(layout.KHLP, sample.data, 0, len(sample.data), "the file")
+    meta = sample.summary.metadata_offset
+
+    def later(section: layout.Section) -> bytes:
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "MINOR", 7)
+            made = layout.build_header(layout.KHLP, sample.index().hlp_id) + sample.data[64:meta]
+            made += layout.build_tail(layout.KHLP, [*tail.sections.values(), section], meta, sample.index().hlp_id)
+        out = bytearray(made)
+        struct.pack_into("<Q", out, 24, 1 << 50 | 1)
+        return resign(bytes(out))
+
+    data = later(layout.Section(b"xnew", b"of tomorrow", 3, must_understand=False))
+    assert data[10:12] == b"\x07\x00"
+    assert verify_hlp(reader(data), len(data), meta, "the file") == []
+    for offset in (None, meta):
+        frames = decode_all(open_tail(data, offset), data)
+        for key, stack in decode_all(sample.index(), sample.data).items():
+            np.testing.assert_array_equal(frames[key], stack)
+    data = later(layout.Section(b"NEWS", b"of tomorrow", 3))
+    with pytest.raises(UnsupportedFeatureError, match=r"the file: needs section\(s\) NEWS; upgrade knonik"):
+        open_tail(data, meta)
 
 
 # Where the interesting numbers of the metadata are is not for this test to know: it hits all of it, in all widths.
