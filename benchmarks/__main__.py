@@ -14,6 +14,7 @@ from benchmarks import (
     loading,
     mutations,
     packing,
+    recordings,
     s3_storm,
     sources_memory,
 )
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "fuzz": fuzz.run,
     "loader_soak": loader_soak.run,
     "s3_storm": s3_storm.run,
+    "recordings": recordings.run,
 }
 
 

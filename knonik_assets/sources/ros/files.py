@@ -47,7 +47,7 @@ MAX_BLOCK = 1 << 29
 """A message, or a compressed block of messages, that claims more bytes is refused before anything is allocated."""
 HEAD = 256
 """Bytes of a message in which its own time stamp is found."""
-_CACHE_BYTES = 48 << 20
+_CACHE_BYTES = 16 << 20
 _BUFFER = 1 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -275,6 +275,12 @@ def _lz4(data: memoryview, size: int) -> bytes:
 
 
 def _zstd(data: memoryview, size: int) -> bytes:
+    if zstandard.frame_content_size(data) == size:  # which is within bounds, so it can be done in one go
+        return zstandard.ZstdDecompressor().decompress(data)
+    return _zstd_stream(data, size)
+
+
+def _zstd_stream(data: memoryview, size: int) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=1 << 30).stream_reader(data)
     return bytes(reader.read(size + 1))
 
@@ -312,7 +318,7 @@ def decompress(data: memoryview, how: str, size: int, where: str) -> bytes:
 
 def recover(data: memoryview, how: str, size: int) -> bytes:
     """As much of a block's content as comes out of the beginning of it; nothing where nothing does."""
-    way = _WAYS.get(how)
+    way = _zstd_stream if how == "zstd" else _WAYS.get(how)
     if way is None or size > MAX_BLOCK or len(data) > MAX_BLOCK:
         return b""
     try:
@@ -337,7 +343,7 @@ def unpacked(data: memoryview, where: str) -> memoryview:
     except zstandard.ZstdError as error:
         raise EpisodeError(f"{where}: damaged zstd message: {error}.") from error
     if size < 0:
-        return memoryview(_zstd(data, MAX_BLOCK))
+        return memoryview(_zstd_stream(data, MAX_BLOCK))
     return memoryview(decompress(data, "zstd", size, where))
 
 

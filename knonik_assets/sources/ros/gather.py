@@ -45,56 +45,73 @@ class Gathered:
             self.warnings.append(f"{topic}: left out: {why}")
 
 
+@dataclass(slots=True)
+class _Way:
+    """What becomes of the messages of one channel."""
+
+    channel: Channel
+    topic: Topic
+    decoder: Decoder | None
+    """None for topics that nobody asks about, and for those whose type is unknown."""
+    label: str
+    file: int = -1
+    place: int = -1
+    """In `Topic.sources`."""
+
+
 class _Pass:
     def __init__(self, recording: Recording, types: Types) -> None:
         self.recording, self.types = recording, types
         self.out = Gathered()
         self.topics: dict[tuple[str, str], Topic] = {}
-        self.decoders: dict[Channel, Decoder | None] = {}
+        self.ways: dict[int, _Way] = {}
         self.faults: dict[tuple[str, str], str] = {}
 
-    def topic(self, channel: Channel) -> Topic:
-        key = topic_key(channel)
-        if key not in self.topics:
-            self.topics[key] = Topic(*key, role_of(*key))
-        return self.topics[key]
+    def way(self, channel: Channel) -> _Way:
+        """What becomes of a channel's messages; containers hand out the same channel again and again."""
+        way = self.ways.get(id(channel))
+        if way is None or way.channel is not channel:
+            way = self.ways[id(channel)] = self.make_way(channel)
+        return way
 
-    def decoder(self, channel: Channel) -> Decoder | None:
-        """None for topics that nobody asks about, and for those whose type is unknown."""
-        if channel not in self.decoders:
-            self.decoders[channel] = None
-            if self.topic(channel).role != "skip":
-                try:
-                    self.decoders[channel] = self.types.decoder(channel)
-                except EpisodeError as error:
-                    self.faults.setdefault(topic_key(channel), str(error))
-        return self.decoders[channel]
+    def make_way(self, channel: Channel) -> _Way:
+        key = topic_key(channel)
+        topic = self.topics.setdefault(key, Topic(*key, role_of(*key)))
+        decoder = None
+        if topic.role != "skip":
+            try:
+                decoder = self.types.decoder(channel)
+            except EpisodeError as error:
+                self.faults.setdefault(key, str(error))
+        label = f"{self.recording.ref.name}: {channel.topic} ({channel.type}), message"
+        return _Way(channel, topic, decoder, label)
 
     def need(self, channel: Channel) -> int | None:
-        decoder = self.decoder(channel)
-        if decoder is None:
+        way = self.way(channel)
+        if way.decoder is None:
             return 0
-        role = self.topic(channel).role
-        if role == "info":
+        if way.topic.role == "info":
             return 0 if channel.topic in self.out.camera_info else None
-        if role in ("image", "compressed"):
-            return (None if decoder.whole else HEAD) if decoder.stamp is not None else 0
+        if way.topic.role in ("image", "compressed"):
+            return (None if way.decoder.whole else HEAD) if way.decoder.stamp is not None else 0
         return None
 
     def run(self) -> Gathered:
         for file, found in self.recording.scan(self.need):
-            channel = found.channel
-            self.out.counts[channel.topic] = self.out.counts.get(channel.topic, 0) + 1
-            decoder = self.decoder(channel)
-            topic = self.topic(channel)
-            if decoder is None or topic.role == "skip":
-                self.out.skipped[channel.topic] = self.out.skipped.get(channel.topic, 0) + 1
+            way = self.way(found.channel)
+            topic, decoder = way.topic, way.decoder
+            name = found.channel.topic
+            self.out.counts[name] = self.out.counts.get(name, 0) + 1
+            if decoder is None:
+                self.out.skipped[name] = self.out.skipped.get(name, 0) + 1
                 continue
-            where = f"{self.recording.ref.name}: {channel.topic} ({channel.type}), message {len(topic)}"
+            where = f"{way.label} {len(topic)}"
             data = self.whole(file, found, where)
             topic.times.append(found.time)
             topic.stamps.append(self.stamp(decoder, data, where))
-            topic.source.append(topic.connect(file, channel, decoder))
+            if way.file != file:
+                way.file, way.place = file, topic.connect(file, found.channel, decoder)
+            topic.source.append(way.place)
             topic.blocks.append(found.block)
             topic.offsets.append(found.offset)
             topic.lengths.append(found.length)

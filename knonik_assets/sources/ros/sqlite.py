@@ -85,14 +85,22 @@ class Sqlite:
         try:
             channels = self._channels(database)
             orphans = 0
-            for row, number, time in database.execute("SELECT id, topic_id, timestamp FROM messages ORDER BY id"):
+            whole = ",".join(str(int(number)) for number, channel in channels.items() if need(channel) is None)
+            query = (
+                f"SELECT id, topic_id, timestamp, CASE WHEN topic_id IN ({whole}) AND length(data) <= {MAX_BLOCK} "
+                "THEN data END FROM messages ORDER BY id"
+            )
+            for row, number, time, content in database.execute(query):
                 channel = channels.get(number)
                 if channel is None:
                     orphans += 1
                     continue
                 if not isinstance(time, int) or not isinstance(row, int):
                     raise EpisodeError(f"{self.path}: damaged: message {row} has the time {time!r}.")
-                yield self._found(database, channel, row, time, need(channel))
+                if isinstance(content, bytes):
+                    yield Found(channel, time, -1, row, len(content), memoryview(content))
+                else:
+                    yield self._found(database, channel, row, time, need(channel))
         except EpisodeError:
             raise
         except (sqlite3.Error, ValueError, TypeError) as error:
@@ -114,13 +122,10 @@ class Sqlite:
         """See `Container.read`; the offset is the message's id."""
         del block, length
         try:
-            with self._lock:
-                row = self._database_open().execute("SELECT data FROM messages WHERE id = ?", (offset,)).fetchone()
-        except sqlite3.Error as error:
+            with self._lock, self._database_open().blobopen("messages", "data", offset, readonly=True) as blob:
+                return memoryview(blob.read())
+        except (sqlite3.Error, OverflowError) as error:
             raise EpisodeError(f"{self.path}: message {offset} cannot be read: {error}.") from error
-        if row is None or not isinstance(row[0], bytes):
-            raise EpisodeError(f"{self.path}: message {offset} is gone.")
-        return memoryview(row[0])
 
     def _database_open(self) -> sqlite3.Connection:
         if self._database is None:
