@@ -75,7 +75,7 @@ def soak(manifest: Path, batches: int, **keys: object) -> tuple[float, str]:
         for step, _ in enumerate(loader, 1):
             if step % max(1, batches // 100) == 0:
                 looks.append(Held.now().rss)
-    seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
     leaked = Held.now().leaked(before)
     early, late = statistics.mean(looks[10:20]), statistics.mean(looks[-10:])
     return late / early, f"{early / 1e6:.1f} to {late / 1e6:.1f} MB, {leaked} leaked, {batches / seconds:.0f} batches/s"

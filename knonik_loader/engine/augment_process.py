@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -93,8 +94,8 @@ class WorkerProcess:
                 self._connection.close()
                 self._connection = None
 
-    def close(self) -> int | None:
-        """End the process; gives its exit status, None where there was none."""
+    def close(self, deadline: float | None = None) -> int | None:
+        """End the process, by force after a `time.monotonic` deadline; gives its exit status, None where none ran."""
         with self._guard:
             process, connection, region = self._process, self._connection, self._region
             self._process = self._connection = self._region = None
@@ -106,7 +107,7 @@ class WorkerProcess:
             return None
         try:
             # Without a connection the worker ends by itself, unless it is in the midst of a sample.
-            return process.wait(_PATIENCE_S)
+            return process.wait(_PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -197,8 +198,9 @@ def _close_all(workers: list[WorkerProcess], pid: int) -> None:
         return  # a forked copy: the workers are the parent's
     for worker in workers:
         worker.hang_up()
+    deadline = time.monotonic() + _PATIENCE_S
     for worker in workers:
-        worker.close()
+        worker.close(deadline)
 
 
 def _main_module() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.process
 import multiprocessing.spawn
 import pickle
@@ -50,13 +51,12 @@ def serve(connection: Connection, fd: int) -> None:
     function: Callable[[dict[str, Any]], object] | None = None
     with Caught() as caught:
         function = _load(connection.recv())
-    connection.send(_failed(caught.error) if caught.error is not None else None)
-    while function is not None:
-        try:
-            parcel: Parcel = connection.recv()
-        except (EOFError, OSError):
-            return
-        connection.send(_answer(function, parcel, region))
+    answer: object = _failed(caught.error) if caught.error is not None else None
+    # The other end may be gone at any moment, and then nobody is left to tell.
+    with contextlib.suppress(EOFError, OSError):
+        connection.send(answer)
+        while function is not None:
+            connection.send(_answer(function, connection.recv(), region))
 
 
 def _load(setup: Setup) -> Callable[[dict[str, Any]], object]:

@@ -105,7 +105,11 @@ def _pinned() -> PinnedMemory:
 
 
 def reopened(config: LoaderConfig, dataset: PackedDataset) -> PackedDataset:
-    """The same dataset over a storage of its own, for an engine: connections don't survive a fork."""
+    """The same dataset over a storage of its own, for an engine: connections don't survive a fork.
+
+    What the given one holds open is closed: it was needed to plan.
+    """
+    dataset.close()
     files = files_open(config)
     storage = open_storage(config.fs_type, config.fs_params, files)
     return PackedDataset(storage, dataset.key, dataset.manifest, dataset.index, files)

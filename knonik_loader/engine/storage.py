@@ -6,6 +6,7 @@ from many threads, can be pickled, and open nothing before the first read; after
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import threading
@@ -32,6 +33,8 @@ _PARAMS: Mapping[str, type[BaseModel]] = {
     "azure": AzureParams,
 }
 _OPEN_FILES = 64
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+"""What this process or machine has too little of: no file is at fault."""
 
 
 class Storage(Protocol):
@@ -215,7 +218,9 @@ def _local_error(key: str, error: OSError) -> StorageError:
         return StorageError(f"{key} may not be read by this user ({error.strerror}); check its permissions.")
     if isinstance(error, IsADirectoryError):
         return StorageError(f"{key} is a directory; name the file, usually hlp_manifest.json inside it.")
-    return StorageError(f"{key} cannot be read: {error.strerror or error}; check the disk or mount it lies on.")
+    told = StorageError(f"{key} cannot be read: {error.strerror or error}; check the disk or mount it lies on.")
+    told.outage = error.errno in _SHORTAGES
+    return told
 
 
 def join_url(folder: str, uri: str) -> str:

@@ -168,6 +168,8 @@ SCRIPT = """
         except Exception as error:
             print(type(error).__name__, error, flush=True)
             sys.exit(3)
+        if sys.argv[2] == "interrupt":
+            os.killpg(0, 2)  # as a terminal does: to every process of the group
         if sys.argv[2] == "kill":
             print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
             for task in os.listdir("/proc/self/task"):
@@ -177,21 +179,24 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "no guard"])
+@pytest.mark.parametrize("how", ["exit", "kill", "interrupt", "no guard"])
 def test_a_function_of_the_main_module(packed, tmp_path, how):
     script = tmp_path / "train.py"
     guard = "main()" if how == "no guard" else "if __name__ == '__main__':\n        main()"
     script.write_text(textwrap.dedent(SCRIPT.replace("GUARD", guard)))
     command = [sys.executable, str(script), str(packed.manifest), how]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=env, start_new_session=True
+    )
     if how == "no guard":
         assert run.returncode == 3, run.stderr
         assert "ConfigError" in run.stdout
         assert "if __name__ == '__main__':" in run.stdout
         return
     assert run.stdout.splitlines()[0] == "-5.0", run.stderr
-    assert run.returncode == (0 if how == "exit" else -9)
+    assert run.returncode == {"exit": 0, "kill": -9, "interrupt": -2}[how]
+    assert run.stderr.count("Traceback") == (how == "interrupt")  # the program's own, none of its workers
     pids = {int(pid) for line in run.stdout.splitlines()[1:] for pid in line.split()}
     assert bool(pids) == (how == "kill")
     end = time.monotonic() + 20

@@ -258,3 +258,13 @@ def test_a_full_disk_costs_metrics_and_no_batch(packed, tmp_path, caplog):
         list(loader)
     assert len(path.read_text().splitlines()) == 1
     assert len([record for record in caplog.records if "metrics_path" in record.getMessage()]) == 1
+
+
+def test_after_shutdown_nothing_is_open_though_the_loader_lives(packed):
+    before, threads = descriptors(), threading.active_count()
+    loader = ShardedDataLoader(packed.config())
+    assert len(list(loader)) == len(loader)
+    loader.shutdown()
+    assert descriptors() == before
+    assert threading.active_count() == threads
+    assert len(loader) > 0

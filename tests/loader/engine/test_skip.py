@@ -1,13 +1,14 @@
 """``on_error="skip"``: what can't be read is replaced by the same samples everywhere, and by nothing else."""
 
 import logging
+import resource
 import shutil
 from itertools import chain
 
 import numpy as np
 import pytest
 
-from knonik_loader import ConfigError, KnonikError, ShardedDataLoader, StorageError
+from knonik_loader import ConfigError, KnonikError, MultiShardedDataLoader, ShardedDataLoader, StorageError
 from knonik_loader.engine.repair import ATTEMPTS
 from knonik_loader.engine.storage import LocalStorage
 from knonik_loader.errors import ChecksumError
@@ -205,3 +206,49 @@ def test_a_part_of_a_file_that_can_not_be_read(packed, monkeypatch):
         with pytest.raises(StorageError, match=r"Input/output error \(wanted: .*HLP .*shard .*'episode_000000'"):
             next(iterator)
         next(iterator)
+
+
+def test_in_a_mix_the_substitute_is_of_the_same_dataset(packed, tmp_path):
+    shutil.copytree(packed.folder, tmp_path / "copy")
+    copy = Packed(tmp_path / "copy" / "hlp_manifest.json", packed.lengths, packed.times, packed.fps)
+    for frame in range(14):
+        flip_byte(copy, "rgb_cam_0", 0, frame)
+
+    def mix(manifest, **keys):
+        shared = {key: value for key, value in packed.config(chunk_len=1).items() if key != "hlp_manifest"}
+        datasets = [
+            (name, {"loader": {"hlp_manifest": str(each)}, "streams": {}})
+            for name, each in (("whole", packed.manifest), ("bad", manifest))
+        ]
+        return MultiShardedDataLoader(datasets=datasets, weights=[0.5, 0.5], loader_cfg=shared | keys)
+
+    with mix(packed.manifest) as loader:
+        plain = list(loader)
+    with mix(copy.manifest, on_error="skip") as loader:
+        batches = list(loader)
+        assert loader.stats()["skipped"] >= 14
+    ranks = []
+    for rank in range(2):
+        with mix(copy.manifest, on_error="skip", batch_size=2, rank=rank, world_size=2) as loader:
+            ranks.append(samples(loader))
+    assert [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)] == samples(batches)
+    for batch, other in zip(batches, plain, strict=True):
+        assert batch["_sample_dataset_names"] == other["_sample_dataset_names"]
+        for at, name in enumerate(batch["_sample_dataset_names"]):
+            mine = (batch["_episode_ids"][at], int(batch["_frame_indices"][at]))
+            planned = (other["_episode_ids"][at], int(other["_frame_indices"][at]))
+            lost = name == "bad" and planned[0] == "episode_000000" and planned[1] < 14
+            assert (mine != planned) == lost
+    check_whole(packed, batches, 1)
+
+
+def test_too_few_descriptors_are_no_bad_sample(packed):
+    with ShardedDataLoader(packed.config(on_error="skip")) as loader:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(StorageError, match="Too many open files"):
+                next(iter(loader))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert loader.stats()["skipped"] == 0
