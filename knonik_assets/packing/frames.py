@@ -108,7 +108,7 @@ class FrameFeed:
             if self._numeric is None:
                 self._numeric = reader.numeric(stream.name)
             return iter(self._numeric[start:stop])
-        if stream.codec == "kimg" and not self._reencode:
+        if stream.codec in ("kimg", "kdlt") and not self._reencode:
             info = reader.rgb_info(stream.name)
             if (info.height, info.width) == tuple(stream.shape[:2]):
                 jpegs = reader.rgb_jpegs(stream.name, start, stop)

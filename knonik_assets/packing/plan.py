@@ -230,7 +230,7 @@ def _schema(streams: Iterable[StreamInfo], options: PackOptions) -> Mapping[str,
         "profile": options.storage_profile,
         "streams": [asdict(stream) for stream in streams],
         # of compact_video, the streams say themselves whether packets pass
-        "reencode": options.storage_profile == "training_fast" and reencodes(options),
+        "reencode": options.storage_profile != "compact_video" and reencodes(options),
     }
 
 

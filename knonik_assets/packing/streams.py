@@ -89,8 +89,8 @@ def reencodes(options: PackOptions) -> bool:
 
     A video codec may be asked for: packets of another one never pass.
     """
-    asked = {"training_fast": (options.quality, options.chroma), "compact_video": (options.quality, options.gop)}
-    return any(value is not None for value in asked.get(options.storage_profile, ()))
+    other = options.gop if options.storage_profile == "compact_video" else options.chroma
+    return (options.quality, other) != (None, None)
 
 
 def _params(stream: StreamFacts, options: PackOptions) -> dict[str, Any]:

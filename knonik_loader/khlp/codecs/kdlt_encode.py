@@ -14,7 +14,7 @@ from knonik_loader.khlp.codecs import exposure, jpeg
 from knonik_loader.khlp.codecs.common import check_array
 from knonik_loader.khlp.codecs.exposure import IDENTITY, Exposure
 from knonik_loader.khlp.codecs.kdlt import BLOCK, Image, block_grid, blocks_per_row, delta_head, runs
-from knonik_loader.khlp.codecs.kimg import check_jpeg
+from knonik_loader.khlp.codecs.kimg import jpeg_pixels
 from knonik_loader.khlp.types import FrameInput, Record, StreamInfo
 
 __all__ = ["KdltEncoder", "block_error", "estimate_exposure", "low_pass"]
@@ -118,6 +118,12 @@ class _Frame:
         """As a JPEG of its own."""
         return self.data if self.data is not None and len(self.data) <= len(self._plain) else self._plain
 
+    @property
+    def key(self) -> bytes:
+        """As a JPEG that others refer to: the one it came as, unless that is finer than asked for."""
+        encoded = self._encoder.jpeg(self.image, key=True)
+        return self.data if self.data is not None and len(self.data) <= len(encoded) else encoded
+
     @cached_property
     def own(self) -> Image:
         """What a JPEG of the quality of deltas makes of it, padded."""
@@ -175,7 +181,7 @@ class KdltEncoder:
             if following is None or (key is not None and lives_on and self._tells(key, following)):
                 records.append(Record(frame.whole, intra=True))  # a flash: the frames around it share their key
             elif self._tells(_Key(row, frame.own, low_pass(frame.own)), following):
-                data = frame.data or self.jpeg(frame.image, key=True)
+                data = frame.key
                 image = self.decoded(data)
                 key = _Key(row, image, low_pass(image))
                 records.append(Record(data))
@@ -196,9 +202,7 @@ class KdltEncoder:
     def _take(self, frame: FrameInput, row: int) -> _Frame:
         """The frame's pixels, and its JPEG where it came as one."""
         if isinstance(frame, bytes):
-            check_jpeg(self._info, frame, row)
-            pixels = np.empty(self._info.shape, np.uint8)
-            return _Frame(self, frame, jpeg.decode_into(frame, pixels, f"stream {self._info.key!r}, frame {row}"))
+            return _Frame(self, frame, jpeg_pixels(self._info, frame, row))
         return _Frame(self, None, check_array(self._info, frame, self._info.shape, "uint8"))
 
     def _tells(self, key: _Key, frame: _Frame) -> bool:

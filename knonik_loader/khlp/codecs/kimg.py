@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
-from knonik_loader.errors import PackError
+from knonik_loader.errors import DecodeError, PackError
 from knonik_loader.khlp.codecs import jpeg
 from knonik_loader.khlp.codecs.common import check_array, choice, expect_kind, number, payload
 from knonik_loader.khlp.types import Dependency, FrameInput, Record, StreamInfo
 
-__all__ = ["KimgCodec", "check_jpeg"]
+__all__ = ["KimgCodec", "check_jpeg", "jpeg_pixels"]
 
 
 def check_jpeg(info: StreamInfo, data: bytes, row: int) -> None:
@@ -27,6 +28,19 @@ def check_jpeg(info: StreamInfo, data: bytes, row: int) -> None:
             f"stream {info.key!r}, frame {row}: the JPEG is {header.height}x{header.width}, "
             f"the stream is {info.shape[0]}x{info.shape[1]}"
         )
+
+
+def jpeg_pixels(info: StreamInfo, data: bytes, row: int) -> npt.NDArray[np.uint8]:
+    """The (H, W, 3) picture of a JPEG that an encoder was given.
+
+    Raises:
+        PackError: damaged, of another size, or a JPEG that not every decoder reads.
+    """
+    check_jpeg(info, data, row)
+    try:
+        return jpeg.decode_into(data, np.empty(info.shape, np.uint8), f"stream {info.key!r}, frame {row} of the shard")
+    except DecodeError as error:
+        raise PackError(str(error)) from error
 
 
 class KimgCodec:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_loader.errors import ConfigError, PackError
-from knonik_loader.khlp.codecs import jpeg
 from knonik_loader.khlp.codecs.common import check_array
-from knonik_loader.khlp.codecs.kimg import check_jpeg
+from knonik_loader.khlp.codecs.kimg import jpeg_pixels
 from knonik_loader.khlp.colour import Converter, tag_context
 from knonik_loader.khlp.types import FrameInput, Record, StreamInfo
 
@@ -127,9 +126,7 @@ class ShdrEncoder:
 
     def _pixels(self, frame: FrameInput, row: int) -> npt.NDArray[np.uint8]:
         if isinstance(frame, bytes):
-            check_jpeg(self._info, frame, row)
-            out = np.empty(self._info.shape, np.uint8)
-            return jpeg.decode_into(frame, out, f"stream {self._info.key!r}, frame {row}")
+            return jpeg_pixels(self._info, frame, row)
         return check_array(self._info, frame, self._info.shape, "uint8")
 
     def _fitting(self, pictures: list[av.VideoFrame], ceiling: float) -> float:

@@ -136,7 +136,10 @@ def test_damage_in_a_sampled_frame_is_told_without_being_asked_for(packed):
 def test_bytes_between_frames_and_a_file_of_another_pack_are_damage_too(packed, tmp_path):
     path = packed / "hlp_000001.khlp"
     with open_packed(path) as opened:
-        padding = opened.index.shard(1).data_offset - 1
+        shards = [opened.index.shard(number) for number in range(opened.index.num_shards)]
+    ends = [shard.data_offset + shard.data_length for shard in shards]
+    # of the shards that do not end where the next one begins
+    padding = next(end for end, shard in zip(ends, shards[1:], strict=False) if end < shard.data_offset)
     flip(path, padding)
     assert any("padding" in text for text in inspect_path(path, verify=True)["damage"])
     assert any("padding" in text for text in inspect_path(packed, verify=True)["damage"])

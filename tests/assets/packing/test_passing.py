@@ -10,10 +10,11 @@ from knonik_assets.episodes.metadata import METADATA, read_metadata
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.pack import pack
 from knonik_assets.packing.frames import check_passing
+from knonik_assets.packing.stored import open_packed
 from knonik_loader.errors import EpisodeError, PackError
 from knonik_loader.khlp.types import StreamInfo
 from tests.assets.packing.support import read_all, write_episodes
-from tests.support.stamps import episode_arrays
+from tests.support.stamps import episode_arrays, read_stamp
 
 STREAM = StreamInfo(0, "rgb", "cam_0", "kimg", (80, 96, 3), "uint8", 30.0, None, {})
 
@@ -84,3 +85,23 @@ def test_what_does_not_decode_or_has_another_size_does_not_pass():
     small = simplejpeg.encode_jpeg(np.zeros((40, 96, 3), np.uint8))
     with pytest.raises(PackError, match=r"frame 3: the JPEG is 40x96, the stream is 80x96"):
         check_passing(STREAM, small, 3)
+
+
+def test_jpegs_become_the_keys_and_whole_frames_of_compressed_packs(tmp_path):
+    # the stamps of episode_arrays fill half of the picture: some frames are keys, some are whole, some deltas
+    episodes = write_episodes(tmp_path / "episodes", (12,), cameras=1, depth=False, quality=85)
+    stored = list(EpisodeReader(episodes / "episode_000000").rgb_jpegs("cam_0"))
+    options = {"storage_profile": "training_compressed", "engine": "inline"}
+    for asked in ({}, {"quality": 95}):
+        manifest = pack(episodes, tmp_path / f"out{len(asked)}", "d", 12, **options, **asked)[0]
+        with open_packed(manifest.parent / "hlp_000000.khlp") as file:
+            data, table = (manifest.parent / "hlp_000000.khlp").read_bytes(), file.index.records(0, 0)
+            alone = [
+                (row, data[offset : offset + size])
+                for row, (offset, size) in enumerate(zip(table.offsets.tolist(), table.sizes.tolist(), strict=True))
+                if table.key_back[row] == 0
+            ]
+        assert alone
+        assert all((record == stored[row]) == (not asked) for row, record in alone)
+        frames = read_all(manifest)["episode_000000"]["rgb_cam_0"]
+        assert [read_stamp(image)[2] for image in frames] == list(range(12))

@@ -6,7 +6,7 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knonik_loader.errors import DecodeError
+from knonik_loader.errors import DecodeError, PackError
 from knonik_loader.khlp.codec_contract import decode_rows
 from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.codecs.exposure import IDENTITY, Exposure, apply, plan_of, table_of
@@ -17,10 +17,23 @@ from tests.support.stamps import read_stamp
 
 
 def test_a_source_jpeg_becomes_the_key_itself():
-    sources = jpegs(video(12))
+    sources = jpegs(video(12), 88, "420")
     records = make_codec(rgb("kdlt", gop=6)).encode(sources)
     assert records[0].data == sources[0]
     assert records[6].data == sources[6]
+    # unless it is finer than asked for
+    finer = jpegs(video(12), 99, "444")
+    records = make_codec(rgb("kdlt", gop=6)).encode(finer)
+    assert len(records[0].data) < len(finer[0])
+    assert [read_stamp(image)[2] for image in decode_rows(rgb("kdlt", gop=6), records, range(12))] == list(range(12))
+
+
+@pytest.mark.parametrize("codec", ["kdlt", "shdr"])
+def test_a_damaged_jpeg_is_named(codec):
+    sources = jpegs(video(4))
+    sources[2] = sources[2][:700] + bytes(200) + sources[2][900:]
+    with pytest.raises(PackError, match="frame 2 of the shard"):
+        make_codec(rgb(codec)).encode(sources)
 
 
 def test_is_smaller_where_little_moves_and_never_larger():
