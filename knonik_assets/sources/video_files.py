@@ -100,7 +100,9 @@ def _index(path: Path, _size: int, _changed: int) -> VideoIndex:
         order = np.argsort(pts, kind="stable")
         if (np.diff(pts[order]) == 0).any():
             raise EpisodeError(f"{path}: two frames have the same presentation time.")
-        context = stream.codec_context
+        context: av.VideoCodecContext | None = stream.codec_context  # None where the codec is unknown
+        if context is None:
+            raise EpisodeError(f"{path}: nobody knows the codec of its video; the file is damaged.")
         if stream.time_base is None:
             raise EpisodeError(f"{path}: the video has no time base.")
         return VideoIndex(

@@ -137,6 +137,37 @@ def _staged(root: Path) -> None:
     np.save(root / "timestamps.npy", found["timestamps"])
 
 
+def _lerobot_v2(root: Path) -> None:
+    from tests.assets.sources.support import V2
+
+    V2(root / "set", [ROWS, ROWS + 1, ROWS + 2], ("left",)).write()
+
+
+def _lerobot_v2_owner(name: str) -> str | None:
+    return str(int(Path(name).stem.split("_")[1])) if "chunk-" in name else None
+
+
+def _lerobot_v3(root: Path) -> None:
+    from tests.assets.sources.support import V3
+
+    V3(root / "set", [ROWS, ROWS + 1, ROWS + 2], {"left": [1, 2]}, [2, 1]).write()
+
+
+def _bags(root: Path) -> None:
+    """A recording of every container, with raw and compressed pictures, video-free."""
+    from tests.assets.sources.test_ros_contract import recording
+
+    for place, how in enumerate(("bag", "bag lz4", "mcap", "mcap storage", "mcap file", "sqlite3", "sqlite3 message")):
+        folder = root / f"run_{place}"
+        folder.mkdir()
+        made = recording(how, place).write(root / f"made_{place}", how)
+        if made.is_file():
+            made.rename(folder / made.name)
+        else:
+            folder.rmdir()
+            made.rename(folder)
+
+
 STREAMS = {"rgb": {"top": {"dir": "top"}}, "numeric": {"action": {"path": "action.npy"}}}
 FAMILIES = {
     "hdf5": Family(_hdf5, {"dir_type": "episodic", "data_type": "hdf5"}, lambda name: Path(name).stem),
@@ -154,6 +185,9 @@ FAMILIES = {
     "calvin": Family(_calvin, {"dir_type": "calvin"}, _calvin_owner),
     "d3il": Family(_d3il, {"dir_type": "d3il"}, _d3il_owner, root="aligning"),
     "rlds": Family(_rlds, {"dir_type": "rlds"}),
+    "lerobot_v2": Family(_lerobot_v2, {"dir_type": "lerobot_v2"}, _lerobot_v2_owner, root="set"),
+    "lerobot_v3": Family(_lerobot_v3, {"dir_type": "lerobot_v3"}, root="set"),
+    "rosbag": Family(_bags, {"dir_type": "rosbag"}, lambda name: name.split("/")[0]),
     "npy_separate": Family(_staged, {"dir_type": "npy_separate", "timestamps": "timestamps.npy", "streams": STREAMS}),
 }
 

@@ -289,3 +289,11 @@ def test_the_index_is_read_once_however_many_episodes_a_process_opens(tmp_path, 
     (root / "meta/info.json").write_text((root / "meta/info.json").read_text() + " ")
     source(root, f"lerobot_v{version}").episodes()
     assert len(calls) == 2
+
+
+def test_a_video_whose_codec_is_destroyed(dataset):
+    root = dataset.write()
+    path = dataset.video_path("left", 0)
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzz9"))
+    with pytest.raises(EpisodeError, match=r"episode_000000\.mp4.*codec"):
+        opened(root, 0)
