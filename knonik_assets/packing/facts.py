@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from knonik_assets.configs.validation import unknown
@@ -14,7 +15,7 @@ from knonik_assets.episodes.reader import EpisodeReader, RgbInfo, list_episodes
 from knonik_loader.errors import ConfigError, EpisodeError, PackError
 from knonik_loader.khlp.types import StreamKind, batch_key
 
-__all__ = ["EpisodeFacts", "StreamFacts", "annotated", "choose_episodes", "read_facts"]
+__all__ = ["EpisodeFacts", "StreamFacts", "annotated", "choose_episodes", "kept_reader", "read_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,19 @@ def read_facts(path: Path) -> EpisodeFacts:
         source_fingerprint=metadata.source_fingerprint,
         content=_content(metadata),
     )
+
+
+@lru_cache(maxsize=1024)
+def kept_reader(path: Path, digest: bytes) -> EpisodeReader:
+    """An episode's reader, kept by this process: finding its packets takes reading its videos whole.
+
+    It holds nothing open. An episode that was replaced has another ``digest`` (of its `EpisodeFacts`).
+
+    Raises:
+        EpisodeError: its metadata is missing or invalid.
+    """
+    del digest
+    return EpisodeReader(path)
 
 
 def annotated(name: str) -> bool:

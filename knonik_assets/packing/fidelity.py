@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.packing.facts import kept_reader
 from knonik_assets.packing.frames import rgb_frames
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stored import open_packed
@@ -39,6 +39,8 @@ class FidelityTask:
     """The samples of one episode."""
 
     episode: Path
+    digest: bytes
+    """Of its `knonik_assets.packing.facts.EpisodeFacts`."""
     streams: tuple[StreamInfo, ...]
     """RGB only."""
     samples: tuple[Sample, ...]
@@ -64,7 +66,12 @@ def tasks(plan: PackPlan, input_dir: Path, folder: Path) -> list[FidelityTask]:
                     place = Sample(frame, folder / file.name, number, frame - shard.first_frame)
                     samples[shard.episode].append(place)
     return [
-        FidelityTask(input_dir / episode.episode_id, streams, tuple(sorted(chosen, key=lambda sample: sample.frame)))
+        FidelityTask(
+            input_dir / episode.episode_id,
+            episode.digest,
+            streams,
+            tuple(sorted(chosen, key=lambda sample: sample.frame)),
+        )
         for episode, chosen in zip(plan.episodes, samples, strict=True)
     ]
 
@@ -85,7 +92,7 @@ def compare(task: FidelityTask) -> dict[str, float]:
         FormatError: what was packed does not read back.
         EpisodeError: the episode does not, or a picture that passed untouched does not decode.
     """
-    reader = EpisodeReader(task.episode)
+    reader = kept_reader(task.episode, task.digest)
     errors: dict[str, list[float]] = {stream.key: [] for stream in task.streams}
     for sample in task.samples:
         with open_packed(sample.file) as packed:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.packing.facts import read_facts
+from knonik_assets.packing.facts import kept_reader, read_facts
 from knonik_assets.packing.frames import FrameFeed
 from knonik_assets.packing.stored import check_whole, stored_id
 from knonik_loader.errors import EpisodeError, PackError
@@ -129,17 +127,10 @@ def encode_shard(task: FileTask) -> ShardInput:
     return shard
 
 
-@lru_cache(maxsize=1024)
-def _reader(path: Path, digest: bytes) -> EpisodeReader:
-    """The episode's reader, kept: it knows its packets after the first of many shards. It holds nothing open."""
-    del digest  # an episode that was replaced is another one
-    return EpisodeReader(path)
-
-
 def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput]:
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
-        reader = _reader(task.input_dir / shards[0].episode_id, shards[0].digest)
+        reader = kept_reader(task.input_dir / shards[0].episode_id, shards[0].digest)
         times = reader.frame_time()
         spans = [(shard.first_frame, shard.first_frame + shard.frames) for shard in shards]
         feeds = [FrameFeed(reader, stream, spans, reencode=task.reencode) for stream in task.streams]
