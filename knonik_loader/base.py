@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import os
 import time
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
+
 from knonik_loader.config import LoaderConfig
 from knonik_loader.engine.batch import Assembler
-from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.engine import Engine, Run
 from knonik_loader.engine.fetch import ReadPolicy
 from knonik_loader.engine.metrics import MetricsFile
@@ -23,8 +24,10 @@ from knonik_loader.engine.options import batch_memory, engine_options, frame_cac
 from knonik_loader.engine.stats import Statistics
 from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
 from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.opening import Part
 from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
-from knonik_loader.plan.types import BatchPlan
+from knonik_loader.plan.types import BatchPlan, StreamWindow
+from knonik_loader.plan.windows import Window, windows_for
 
 __all__ = ["DataLoader", "Plan"]
 
@@ -77,12 +80,13 @@ class Plan(Protocol):
         ...
 
 
-class DataLoader(ABC):
+class DataLoader:
     """One pass after another over a plan; a subclass opens the datasets, and says what it was made of.
 
     Args:
         name: what batches call the loader's data.
         config: of the whole loader.
+        parts: its datasets.
         streams: of the batch.
         sampler: the plan.
         arguments: of the subclass's constructor, by which a copy in another process is made.
@@ -92,11 +96,13 @@ class DataLoader(ABC):
         self,
         name: str,
         config: LoaderConfig,
+        parts: Sequence[Part],
         streams: Sequence[StreamInfo],
         sampler: Plan,
         arguments: tuple[Any, ...],
     ) -> None:
         self._name, self._config, self._streams = name, config, tuple(streams)
+        self._parts = tuple(parts)
         self._sampler = sampler
         self._arguments = arguments
         self._position = _Position(config.epoch, 0)
@@ -106,14 +112,6 @@ class DataLoader(ABC):
         self._closed = False
         self._pid = os.getpid()
         self._engine = self._make_engine()
-
-    @abstractmethod
-    def _open_sources(self) -> tuple[Source, ...]:
-        """The datasets, with storages of their own for the engine of this process."""
-
-    @abstractmethod
-    def _manifests(self) -> Mapping[str, tuple[str, str]]:
-        """Field of a state → (key of a manifest, its digest)."""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{stream.key} {stream.shape}" for stream in self._streams)
@@ -229,25 +227,49 @@ class DataLoader(ABC):
 
     def _make_engine(self) -> Engine:
         config = self._config
-        sources = self._open_sources()
+        sources = tuple(part.source() for part in self._parts)
         remote = any(source.dataset.storage.remote for source in sources)
         options = engine_options(config, remote)
         return Engine(
             sources=sources,
             streams=self._streams,
-            plan=self._sampler.batch,
-            assembler=Assembler(sources, self._streams, config.framework, config.pad_missing, self._name),
+            plan=self._plan(),
+            assembler=Assembler(sources, self._streams, config.framework, self._masked(), self._name),
             memory=batch_memory(config, options),
             stats=Statistics(config.inactive),
             metrics=MetricsFile(config.metrics_path, config.topology[0]) if config.metrics_path else None,
             options=options,
             policy=ReadPolicy.of(remote, config.kdelta_direct_bundle_target_frames),
-            cache=frame_cache(config, [stream for source in sources for stream in source.streams]),
+            cache=frame_cache(config, [stream for part in self._parts for stream in part.stored]),
             processes=worker_pool(config),
             substitute=functools.partial(with_substitutes, sources=self._sampler.sources)
             if config.on_error == "skip"
             else None,
         )
+
+    def _plan(self) -> Callable[[int, int], BatchPlan]:
+        """Batches, with windows for the streams that no dataset has."""
+        config = self._config
+        present = {stream.key for part in self._parts for stream in part.present}
+        absent = windows_for(
+            [stream.key for stream in self._streams if stream.key not in present],
+            config.chunk_len,
+            config.delta_timestamps or {},
+            config.delta_rounding,
+        )
+        return functools.partial(_with_absent, self._sampler.batch, absent) if absent else self._sampler.batch
+
+    def _masked(self) -> set[str]:
+        """Streams whose masks are in the batch: all under ``pad_missing``, always those that a dataset may lack."""
+        if self._config.pad_missing:
+            return {stream.key for stream in self._streams}
+        return {stream.key for part in self._parts for stream in part.bound if stream.optional}
+
+    def _manifests(self) -> dict[str, tuple[str, str]]:
+        """Field of a state → (key of a manifest, its digest)."""
+        found = [(part.name, part.dataset) for part in self._parts]
+        fields = ["manifest"] if len(found) == 1 else [f"manifest.{name}" for name, _ in found]
+        return {f: (dataset.key, dataset.manifest.digest()) for f, (_, dataset) in zip(fields, found, strict=True)}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -296,6 +318,16 @@ class DataLoader(ABC):
                 raise ResumeMismatchError(f"the state's {name} is {value!r}, which no run of this loader reaches.")
             numbers.append(value)
         return _Position(*numbers)
+
+
+def _with_absent(
+    batch: Callable[[int, int], BatchPlan], absent: Mapping[str, Window], epoch: int, step: int
+) -> BatchPlan:
+    """A batch with windows of streams that are nowhere: nothing in them is real."""
+    plan = batch(epoch, step)
+    shapes = {key: (len(plan), len(window)) for key, window in absent.items()}
+    windows = {key: StreamWindow(np.zeros(shape, np.int64), np.zeros(shape, np.bool_)) for key, shape in shapes.items()}
+    return dataclasses.replace(plan, windows={**plan.windows, **windows})
 
 
 class _Pass(Iterator[Batch]):

@@ -24,13 +24,13 @@ from knonik_loader.config_rules import (
     find_topology,
     idle_keys,
 )
+from knonik_loader.config_streams import load_stream_config, resolve_stream
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.types import StorageProfile, StreamInfo
-from knonik_loader.validation import nearest, plain, validate
+from knonik_loader.validation import plain, validate
 
 __all__ = [
     "MIX_WIDE",
-    "NOT_YET",
     "LoaderConfig",
     "StreamOptions",
     "load_loader_config",
@@ -38,16 +38,6 @@ __all__ = [
     "resolve_stream",
     "select_streams",
 ]
-
-NOT_YET: dict[str, Callable[[Any], bool]] = {
-    "stream_cfg.source": lambda value: value is not None,
-    "stream_cfg.resize": lambda value: value is not None,
-    "stream_cfg.dtype": lambda value: value is not None,
-    "stream_cfg.normalize": lambda value: value is not None,
-    "stream_cfg.pad_to": lambda value: value is not None,
-    "stream_cfg.optional": bool,
-}
-"""Key → whether a value asks for something that this version doesn't have; refused by name, never ignored."""
 
 MIX_WIDE: tuple[str, ...] = (
     "decode_mode",
@@ -84,6 +74,7 @@ MIX_WIDE: tuple[str, ...] = (
     "on_error",
     "verify_checksums",
     "metrics_path",
+    "image_key",
     "multi_epoch",
     "multi_mix",
 )
@@ -148,35 +139,6 @@ def load_loader_config(
     return config
 
 
-def load_stream_config(stream_cfg: Mapping[str, Any], streams: Sequence[StreamInfo]) -> dict[str, StreamOptions]:
-    """Check a ``stream_cfg``: batch key → options, in the order given; empty means every stream.
-
-    Raises:
-        ConfigError: an unknown stream or option, or one that this version doesn't have.
-    """
-    if not isinstance(stream_cfg, Mapping):
-        raise ConfigError(f"stream_cfg is a mapping of streams to options, got {type(stream_cfg).__name__}")
-    result: dict[str, StreamOptions] = {}
-    for name, value in plain(stream_cfg).items():
-        where = f"stream_cfg.{name}"
-        if not isinstance(value, dict | None):
-            raise ConfigError(f"{where}: options are a mapping, got {value!r}; {{}} takes the stream as it is")
-        given = {key: option for key, option in (value or {}).items() if option is not None}
-        options = validate(StreamOptions, given, where)
-        for option in StreamOptions.model_fields:
-            asked = NOT_YET.get(f"stream_cfg.{option}")
-            if asked is not None and asked(getattr(options, option)):
-                raise ConfigError(f"{where}.{option}: this version does not have it; leave it out")
-        key = resolve_stream(options.source or name, streams, where="stream_cfg")
-        key = name if options.source else key
-        if key in result:
-            raise ConfigError(
-                f"stream_cfg: {name!r} names the stream {key!r}, which is there already; keep one of them"
-            )
-        result[key] = options
-    return result
-
-
 def select_streams(
     config: LoaderConfig, options: Mapping[str, StreamOptions], streams: Sequence[StreamInfo]
 ) -> list[StreamInfo]:
@@ -203,34 +165,6 @@ def select_streams(
     if not chosen:
         raise ConfigError("no stream is left to load; name at least one in stream_cfg, or give {} for all")
     return chosen
-
-
-def resolve_stream(
-    name: str, streams: Sequence[StreamInfo], *, where: str = "loader_cfg", kind: str | None = None
-) -> str:
-    """The batch key that a stream's name means; names come with or without their ``rgb_`` or ``depth_``.
-
-    Args:
-        name: as the user gave it.
-        streams: of the dataset.
-        where: the place it was given, for messages.
-        kind: only streams of this kind are meant; None: any.
-
-    Raises:
-        ConfigError: no such stream, or several.
-    """
-    candidates = [stream for stream in streams if kind is None or stream.kind == kind]
-    exact = [stream.key for stream in candidates if stream.key == name]
-    found = exact or [stream.key for stream in candidates if stream.name == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{where}: {name!r} can mean {' or '.join(map(repr, found))}; write the one you mean")
-    known = [stream.key for stream in candidates]
-    what = f"{kind} stream" if kind else "stream"
-    hint = nearest(name, known + [stream.name for stream in candidates])
-    listed = ", ".join(known) or "none"
-    raise ConfigError(f"{where}: the dataset has no {what} {name!r}{hint}; it has {listed}")
 
 
 def _prepare(cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 # Anything longer is a mistake of unit, and would overflow nothing but sense.
 _LONGEST_OFFSET_S = 1e6
+# Of a picture, and of a numeric row: what JPEG can hold, rounded up.
+_LONGEST_SIDE = 65_535
 
 
 class _Block(BaseModel):
@@ -90,18 +92,42 @@ class AzureParams(_Block):
 class StreamOptions(_Block):
     """What ``stream_cfg`` may say about one stream."""
 
-    source: str | None = None
+    source: Annotated[str, Field(min_length=1)] | None = None
     """The packed stream to take, where the batch shall call it differently."""
     resize: tuple[Count, Count] | None = None
-    """[H, W] of the pictures in the batch."""
+    """[H, W] of the pictures in the batch: RGB by area (enlarged linearly), depth by its nearest value."""
     dtype: Literal["uint8", "float16", "float32", "float64"] | None = None
-    """Of the values in the batch."""
+    """Of the values in the batch; RGB in a floating type lies in [0, 1]."""
     normalize: Literal["mean_std", "min_max", "quantile"] | None = None
-    """Scale by the manifest's statistics of the train split."""
-    pad_to: Count | None = None
-    """Width that a numeric stream is filled up to with zeros."""
+    """Scale a numeric stream by the manifest's statistics of the train split; constant channels become 0."""
+    pad_to: Count | tuple[Count, Count] | None = None
+    """Width that a numeric stream, or [H, W] that pictures are filled up to with zeros at their end."""
     optional: Flag = False
-    """Datasets of a mix may lack the stream."""
+    """The dataset may lack the stream: its samples then have zeros and an all-false mask."""
+
+    @field_validator("resize", mode="before")
+    @classmethod
+    def _resize_is_a_size(cls, value: Any) -> Any:  # noqa: ANN401 - whatever was given
+        if value is not None and not _is_size(value):
+            raise ValueError(f"must be [H, W], two whole numbers from 1 to {_LONGEST_SIDE}, got {value!r}")
+        return value
+
+    @field_validator("pad_to", mode="before")
+    @classmethod
+    def _padding_is_a_width_or_a_size(cls, value: Any) -> Any:  # noqa: ANN401 - whatever was given
+        if value is not None and not _is_size(value) and not _is_side(value):
+            raise ValueError(
+                f"must be a width or, for pictures, [H, W]: whole numbers from 1 to {_LONGEST_SIDE}, got {value!r}"
+            )
+        return value
+
+
+def _is_side(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LONGEST_SIDE
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == len(("H", "W")) and all(map(_is_side, value))
 
 
 class LoaderConfig(_Block):

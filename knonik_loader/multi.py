@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knonik_loader import access
 from knonik_loader.base import DataLoader
-from knonik_loader.config import (
-    MIX_WIDE,
-    LoaderConfig,
-    load_loader_config,
-    load_stream_config,
-    select_streams,
-)
-from knonik_loader.engine.dataset import PackedDataset, Source, open_dataset
-from knonik_loader.engine.options import check_shard_size, reopened
-from knonik_loader.engine.storage import open_storage
-from knonik_loader.errors import ConfigError, KnonikError
-from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.config import MIX_WIDE, LoaderConfig, load_loader_config
+from knonik_loader.errors import ConfigError
+from knonik_loader.opening import Part, align, finish, naming, open_one
 from knonik_loader.plan.mix import MixedDataset, MixSampler
 from knonik_loader.plan.mixing import exact_weights
 from knonik_loader.validation import nearest, plain
@@ -28,17 +17,6 @@ from knonik_loader.validation import nearest, plain
 __all__ = ["MultiShardedDataLoader"]
 
 _BLOCKS = ("loader", "streams")
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One dataset of the mix, opened."""
-
-    name: str
-    config: LoaderConfig
-    dataset: PackedDataset
-    streams: tuple[StreamInfo, ...]
-    """What is loaded, in the order of the batch's streams; as this dataset stores it."""
 
 
 class MultiShardedDataLoader(DataLoader):
@@ -81,31 +59,17 @@ class MultiShardedDataLoader(DataLoader):
                 raise ConfigError(f"loader_cfg: unknown key {key!r}{nearest(str(key), LoaderConfig.model_fields)}")
         merged = {name: {**shared, **block["loader"]} for name, block in blocks.items()}
         _check_common({name: _loaded(name, cfg) for name, cfg in merged.items()})
-        parts = [_open(name, merged[name], block["streams"]) for name, block in blocks.items()]
-        self._parts, streams = _aligned(parts)
+        opened = [open_one(name, merged[name], block["streams"], mix=True) for name, block in blocks.items()]
+        parts, streams = finish(*align(opened), mix=True)
         plans = []
-        for part, weight in zip(self._parts, exact_weights(shares), strict=True):
-            with _naming(part.name):
+        for part, weight in zip(parts, exact_weights(shares), strict=True):
+            with naming(part.name):
                 share = weight * part.config.batch_size
-                plans.append(MixedDataset(part.name, part.dataset.index, streams, part.config, share))
-        config = _common(self._parts, merged)
+                plans.append(MixedDataset(part.name, part.dataset.index, part.present, part.config, share))
+        config = _common(parts, merged)
+        sampler = MixSampler(plans, shares, config)
         arguments = (list(blocks.items()), list(shares), dict(shared))
-        super().__init__("+".join(blocks), config, streams, MixSampler(plans, shares, config), arguments)
-
-    def _open_sources(self) -> tuple[Source, ...]:
-        return tuple(Source(part.name, reopened(part.config, part.dataset), part.streams) for part in self._parts)
-
-    def _manifests(self) -> Mapping[str, tuple[str, str]]:
-        return {f"manifest.{part.name}": (part.dataset.key, part.dataset.manifest.digest()) for part in self._parts}
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Say which dataset a mistake is about."""
-    try:
-        yield
-    except KnonikError as error:
-        raise type(error)(f"dataset {name!r}: {error}") from error
+        super().__init__("+".join(blocks), config, parts, streams, sampler, arguments)
 
 
 def _checked(datasets: object, weights: object) -> tuple[dict[str, dict[str, Any]], list[Any]]:
@@ -141,7 +105,7 @@ def _checked(datasets: object, weights: object) -> tuple[dict[str, dict[str, Any
 
 
 def _loaded(name: str, cfg: Mapping[str, Any]) -> LoaderConfig:
-    with _naming(name):
+    with naming(name):
         return load_loader_config(cfg, mix=True)
 
 
@@ -158,48 +122,7 @@ def _check_common(configs: Mapping[str, LoaderConfig]) -> None:
                 )
 
 
-def _open(name: str, cfg: Mapping[str, Any], stream_cfg: Mapping[str, Any]) -> _Part:
-    with _naming(name):
-        config = load_loader_config(cfg, mix=True)
-        dataset = open_dataset(open_storage(config.fs_type, config.fs_params), config.hlp_manifest)
-        chosen = load_stream_config(stream_cfg, dataset.streams)
-        known = [stream for stream in dataset.streams if not (config.zerocopy and chosen) or stream.key in chosen]
-        config = load_loader_config(cfg, profile=dataset.manifest.storage_profile, streams=known, mix=True)
-        streams = tuple(select_streams(config, chosen, dataset.streams))
-        check_shard_size(config, dataset, streams)
-    return _Part(name, config, dataset, streams)
-
-
-def _aligned(parts: Sequence[_Part]) -> tuple[list[_Part], tuple[StreamInfo, ...]]:
-    """The parts with their streams in one order, and the streams of the batch.
-
-    Raises:
-        ConfigError: a dataset lacks a stream, or has it in another shape.
-    """
-    first = parts[0]
-    result = [first]
-    for part in parts[1:]:
-        own = {stream.key: stream for stream in part.streams}
-        keys = {stream.key for stream in first.streams}
-        for key in [key for key in own if key not in keys] + [key for key in keys if key not in own]:
-            has, lacks = (part, first) if key in own else (first, part)
-            raise ConfigError(
-                f"stream {key!r} is in {has.name!r} but not in {lacks.name!r}; name the streams that both have in the "
-                "'streams' of each dataset"
-            )
-        for stream in first.streams:
-            other = own[stream.key]
-            if (stream.kind, stream.shape, stream.dtype) != (other.kind, other.shape, other.dtype):
-                raise ConfigError(
-                    f"stream {stream.key!r} is {stream.dtype} {stream.shape} in {first.name!r} and {other.dtype} "
-                    f"{other.shape} in {part.name!r}; a batch has one shape of each stream: leave it out"
-                )
-        streams = tuple(own[stream.key] for stream in first.streams)
-        result.append(_Part(part.name, part.config, part.dataset, streams))
-    return result, first.streams
-
-
-def _common(parts: Sequence[_Part], merged: Mapping[str, Mapping[str, Any]]) -> LoaderConfig:
+def _common(parts: Sequence[Part], merged: Mapping[str, Mapping[str, Any]]) -> LoaderConfig:
     """The configuration of the whole mix: what all datasets share, and masks where any of them has some."""
     config = parts[0].config
     common = config.model_copy(update={"pad_missing": any(part.config.pad_missing for part in parts)})

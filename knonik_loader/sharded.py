@@ -7,10 +7,7 @@ from typing import Any
 
 from knonik_loader import access
 from knonik_loader.base import DataLoader
-from knonik_loader.config import load_loader_config, load_stream_config, select_streams
-from knonik_loader.engine.dataset import Source, open_dataset
-from knonik_loader.engine.options import check_shard_size, reopened
-from knonik_loader.engine.storage import open_storage
+from knonik_loader.opening import align, finish, open_one
 from knonik_loader.plan.sampler import Sampler
 
 __all__ = ["ShardedDataLoader"]
@@ -43,20 +40,9 @@ class ShardedDataLoader(DataLoader):
     ) -> None:
         access.require("multidataloader")
         arguments = (dict(loader_cfg), dict(stream_cfg or {}), dataset_name)
-        config = load_loader_config(loader_cfg)
-        dataset = open_dataset(open_storage(config.fs_type, config.fs_params), config.hlp_manifest)
-        chosen = load_stream_config(stream_cfg or {}, dataset.streams)
-        # Under zerocopy every stream needs its shape, but only those that are loaded.
-        known = [stream for stream in dataset.streams if not (config.zerocopy and chosen) or stream.key in chosen]
-        config = load_loader_config(loader_cfg, profile=dataset.manifest.storage_profile, streams=known)
-        streams = tuple(select_streams(config, chosen, dataset.streams))
-        check_shard_size(config, dataset, streams)
-        self._index, self._dataset = dataset.index, dataset
-        name = dataset_name if dataset_name is not None else dataset.manifest.dataset
-        super().__init__(name, config, streams, Sampler(dataset.index, streams, config), arguments)
-
-    def _open_sources(self) -> tuple[Source, ...]:
-        return (Source(self._name, reopened(self._config, self._dataset), self._streams),)
-
-    def _manifests(self) -> Mapping[str, tuple[str, str]]:
-        return {"manifest": (self._dataset.key, self._dataset.manifest.digest())}
+        opened, known = align([open_one(dataset_name, loader_cfg, stream_cfg or {})])
+        (self._part,), streams = finish(opened, known)
+        dataset, config = self._part.dataset, self._part.config
+        self._index = dataset.index
+        sampler = Sampler(dataset.index, self._part.present, config)
+        super().__init__(self._part.name, config, [self._part], streams, sampler, arguments)

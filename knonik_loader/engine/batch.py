@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,16 +41,21 @@ class Assembler:
         sources: the datasets of the loader; the first one's name is the batch's where there is only one.
         streams: of the batch, in order.
         framework: of its arrays.
-        masks: whether `<key>_valid_mask` are given.
+        masks: streams whose `<key>_valid_mask` is given.
         name: of the loader, what ``_dataset_name`` says.
     """
 
     def __init__(
-        self, sources: Sequence[Source], streams: Sequence[StreamInfo], framework: Framework, masks: bool, name: str
+        self,
+        sources: Sequence[Source],
+        streams: Sequence[StreamInfo],
+        framework: Framework,
+        masks: Collection[str],
+        name: str,
     ) -> None:
         self._sources = sources
         self._streams = streams
-        self._masks = masks
+        self._masks = [stream.key for stream in streams if stream.key in masks]
         self._name = name
         self._torch = import_torch() if framework == "torch" else None
         self._language = any(source.dataset.has_language for source in sources)
@@ -60,9 +65,8 @@ class Assembler:
         """The whole batch; arrays are those of the work, or tensors that share their memory."""
         plan = work.plan
         batch: dict[str, Any] = {key: self._array(array) for key, array in work.arrays.items()}
-        if self._masks:
-            for key in self._stream_names:
-                batch[f"{key}_valid_mask"] = self._array(plan.windows[key].valid)
+        for key in self._masks:
+            batch[f"{key}_valid_mask"] = self._array(plan.windows[key].valid)
         return batch | self._metadata(work)
 
     def samples(self, work: BatchWork) -> list[dict[str, Any]]:
@@ -73,7 +77,7 @@ class Assembler:
         return [
             {
                 "streams": {key: whole[key][at] for key in names},
-                "valid_masks": {key: whole[f"{key}_valid_mask"][at] for key in names} if self._masks else {},
+                "valid_masks": {key: whole[f"{key}_valid_mask"][at] for key in self._masks},
                 "rng_seed": int(plan.sample_seeds[at]),
                 "dataset_name": whole["_sample_dataset_names"][at],
                 "episode_id": whole["_episode_ids"][at],

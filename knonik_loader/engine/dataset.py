@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from knonik_loader.config_streams import LoadedStream
 from knonik_loader.engine.storage import Storage
 from knonik_loader.errors import (
     ChecksumError,
@@ -150,6 +151,17 @@ class Source:
     dataset: PackedDataset
     streams: tuple[StreamInfo, ...]
     """What is loaded, in the order of the batch's streams; as this dataset stores it."""
+    bound: tuple[LoadedStream, ...] = ()
+    """What becomes of each of them in the batch; empty: they stay as they are, and none is missing."""
+
+    @classmethod
+    def of(cls, name: str, dataset: PackedDataset, bound: Sequence[LoadedStream]) -> Source:
+        """A dataset whose streams are changed on their way."""
+        return cls(name, dataset, tuple(stream.stored or stream.batch for stream in bound), tuple(bound))
+
+    def lacks(self, position: int) -> bool:
+        """Whether the batch has a stream that this dataset hasn't."""
+        return bool(self.bound) and self.bound[position].stored is None
 
 
 def open_dataset(storage: Storage, uri: str, hlps_in_flight: int | None = None) -> PackedDataset:

@@ -9,9 +9,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from knonik_loader.config_streams import LoadedStream
 from knonik_loader.engine.cache import FrameCache, Frames
 from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.fetch import DecodeTask, GroupWork
+from knonik_loader.engine.reshape import PictureChange, change_rows
 from knonik_loader.engine.work import BatchWork
 from knonik_loader.errors import DecodeError, FormatError, KnonikError, reworded
 from knonik_loader.khlp.codecs import dependency_of, make_codec
@@ -44,6 +46,7 @@ class Decoder:
         self._verify = verify
         self._cache = cache
         self._codecs: dict[tuple[int, int], Codec] = {}
+        self._changes: dict[tuple[int, int], PictureChange] = {}
 
     def run(self, task: DecodeTask) -> int:
         """Decode a task; a frame that fails is noted in the batches that want it, the others go on.
@@ -112,18 +115,24 @@ class Decoder:
         check_payload(group.records[row], int(group.table.sizes[row]), int(group.table.crcs[row]), "")
 
     def _decode(self, group: GroupWork, works: Sequence[BatchWork]) -> int:
-        codec = self._codec(group)
-        out: dict[int, npt.NDArray[Any]] = {}
+        codec, change = self._codec(group), self._change(group)
+        final: dict[int, npt.NDArray[Any]] = {}
         for row, dests in group.wanted:
             slot, at = dests[0]
-            out[row] = works[slot].flat[group.stream][at]
+            final[row] = works[slot].flat[group.stream][at]
+        out = final
+        if change is not None and not change.direct:
+            out = dict(zip(final, change.scratch(len(final)), strict=True))
         try:
             count = self._fill(codec, group, out)
         except DecodeError as error:
             raise DecodeError(f"{self._where(group, group.wanted[0][0])}: {error}") from error
+        if change is not None and not change.direct:
+            for row, frame in out.items():
+                change.write(frame, final[row])
         for row, dests in group.wanted:
             for slot, at in dests[1:]:
-                works[slot].flat[group.stream][at] = out[row]
+                works[slot].flat[group.stream][at] = final[row]
         return count
 
     def _fill(self, codec: Codec, group: GroupWork, out: Mapping[int, npt.NDArray[Any]]) -> int:
@@ -159,6 +168,7 @@ class Decoder:
             block = numeric_block(group.records[0], stream.shape[0])
         except DecodeError as error:
             raise DecodeError(f"{self._where(group, group.wanted[0][0])}: {error}") from error
+        bound = self._bound(group)
         rows = [row for row, dests in group.wanted for _ in dests]
         if rows[-1] >= len(block):
             raise DecodeError(f"{self._where(group, rows[-1])}: the block has {len(block)} rows only.")
@@ -166,7 +176,8 @@ class Decoder:
         for slot in {slot for slot, _ in dests}:
             mine = [number for number, dest in enumerate(dests) if dest[0] == slot]
             at = np.array([dests[number][1] for number in mine])
-            works[slot].flat[group.stream][at] = block[[rows[number] for number in mine]]
+            values = block[[rows[number] for number in mine]]
+            works[slot].flat[group.stream][at] = values if bound is None else change_rows(bound, values)
 
     def _codec(self, group: GroupWork) -> Codec:
         place = (group.dataset, group.stream)
@@ -174,6 +185,20 @@ class Decoder:
         if codec is None:
             codec = self._codecs[place] = make_codec(self._stream(group))
         return codec
+
+    def _bound(self, group: GroupWork) -> LoadedStream | None:
+        """What becomes of the stream, where it doesn't stay as it is stored."""
+        bound = self._sources[group.dataset].bound
+        return bound[group.stream] if bound and bound[group.stream].changed else None
+
+    def _change(self, group: GroupWork) -> PictureChange | None:
+        bound, place = self._bound(group), (group.dataset, group.stream)
+        if bound is None:
+            return None
+        change = self._changes.get(place)
+        if change is None:
+            change = self._changes[place] = PictureChange(bound, self._codec(group))
+        return change
 
     def _stream(self, group: GroupWork) -> StreamInfo:
         return self._sources[group.dataset].streams[group.stream]

@@ -118,10 +118,13 @@ def start_batch(
 ) -> BatchWork:
     """The arrays of a batch, from reused memory where there is some, and where its anchors lie."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    flat = []
+    flat: list[npt.NDArray[Any]] = []
     for stream in streams:
         frames = plan.windows[stream.key].frames
         array = memory.take(turn, stream.key, (*frames.shape, *stream.shape), stream.dtype)
+        for number, source in enumerate(sources):
+            if source.lacks(len(flat)):
+                array[plan.dataset == number] = 0
         arrays[stream.key] = array
         flat.append(array.reshape(-1, *stream.shape))
     return BatchWork(plan, arrays, flat, np.empty(len(plan), np.float64), place_anchors(plan, sources))
@@ -153,7 +156,7 @@ def divide(
     jobs: list[FileJob] = []
     for number, source in enumerate(sources):
         dataset = source.dataset
-        stream, slot, at, episode, frame = _wanted(works, number, streams)
+        stream, slot, at, episode, frame = _wanted(works, number, source, streams)
         if not len(stream):
             continue
         shard, row = dataset.locate(episode, frame)
@@ -165,7 +168,9 @@ def divide(
     return jobs
 
 
-def _wanted(works: Sequence[BatchWork], dataset: int, streams: Sequence[StreamInfo]) -> tuple[IntArray, ...]:
+def _wanted(
+    works: Sequence[BatchWork], dataset: int, source: Source, streams: Sequence[StreamInfo]
+) -> tuple[IntArray, ...]:
     """Columns (stream, slot, at, episode, frame) of everything that a window wants of one dataset."""
     parts: list[tuple[IntArray, ...]] = []
     for slot, work in enumerate(works):
@@ -176,6 +181,8 @@ def _wanted(works: Sequence[BatchWork], dataset: int, streams: Sequence[StreamIn
         episodes = plan.episodes[mine]
         parts.append((*(np.full(len(mine), value) for value in (TIMES, slot)), mine, episodes, plan.anchors[mine]))
         for position, stream in enumerate(streams):
+            if source.lacks(position):
+                continue
             frames = plan.windows[stream.key].frames[mine]  # (b, T)
             steps = frames.shape[1]
             at = (mine[:, None] * steps + np.arange(steps)).ravel()

@@ -343,7 +343,7 @@ class TestMistakes:
         with pytest.raises(ConfigError, match="stream 'depth_cam_0' is in 'one' but not in 'bare'"):
             mixed({"one": pair["one"], "bare": bare})
         large = write_packed(tmp_path / "large", (20,), size=(96, 112))
-        with pytest.raises(ConfigError, match=r"'rgb_cam_0' is uint8 \(80, 80, 3\) in 'one' and .* in 'large'"):
+        with pytest.raises(ConfigError, match=r"'rgb_cam_0' is rgb uint8 \[80, 80, 3\] in 'one' and .*'resize'"):
             mixed({"one": pair["one"], "large": large})
         with pytest.raises(ConfigError, match="'state' has 4 frames a sample in 'one' and 2 in 'two'"):
             mixed(pair, own={"two": {"delta_timestamps": {"state": [0.0, 0.1]}}})

@@ -11,7 +11,7 @@ import simplejpeg
 
 from knonik_loader.errors import DecodeError, PackError
 
-__all__ = ["JpegHeader", "decode_into", "encode", "jpeg_header"]
+__all__ = ["JpegHeader", "decode_into", "decode_reduced", "encode", "jpeg_header", "reduced_size"]
 
 # Start-of-frame markers: baseline, extended sequential and progressive, all Huffman-coded.
 FRAME_MARKERS = {0xC0, 0xC1, 0xC2}
@@ -79,4 +79,47 @@ def decode_into(
         raise DecodeError(f"{where}: the JPEG does not decode into {out.shape}: {error}") from error
     if image.shape != out.shape:
         raise DecodeError(f"{where}: the JPEG is {image.shape}, not {out.shape}")
+    return out
+
+
+# Factors for which the inverse transform of libjpeg-turbo is as fast as for whole pictures; 3/4 and the like cost more
+# than decoding whole.
+_FACTORS = (8, 4, 2)
+
+
+def reduced_size(size: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
+    """The smallest size that a JPEG decodes to cheaply without being less than ``least`` on either side.
+
+    Args:
+        size: (H, W) of the picture.
+        least: (H, W) wanted at least.
+    """
+    for factor in _FACTORS:
+        reduced = (-(-size[0] // factor), -(-size[1] // factor))
+        if reduced[0] >= least[0] and reduced[1] >= least[1]:
+            return reduced
+    return size
+
+
+def decode_reduced(
+    data: bytes | memoryview, size: tuple[int, int], out: npt.NDArray[Any], where: str
+) -> npt.NDArray[np.uint8]:
+    """Decode a JPEG of a size into ``out``, which has one of its reduced sizes: fewer frequencies are transformed.
+
+    Raises:
+        DecodeError: damaged, or of another size.
+    """
+    height, width = out.shape[:2]
+    factor = next((f for f in _FACTORS if (-(-size[0] // f), -(-size[1] // f)) == (height, width)), 1)
+    try:
+        found = simplejpeg.decode_jpeg_header(data)[:2]
+        if found != size:
+            raise DecodeError(f"{where}: the JPEG is {found}, not {size}")
+        image = simplejpeg.decode_jpeg(
+            data, "RGB", False, False, min_height=height, min_width=width, min_factor=factor, buffer=out, strict=True
+        )
+    except ValueError as error:
+        raise DecodeError(f"{where}: the JPEG does not decode into {out.shape}: {error}") from error
+    if image.shape != out.shape:
+        raise DecodeError(f"{where}: the JPEG decodes to {image.shape}, not {out.shape}")
     return out

@@ -73,6 +73,14 @@ class KimgCodec:
     def decode(
         self, records: Mapping[int, memoryview], wanted: Sequence[int], out: Mapping[int, npt.NDArray[Any]]
     ) -> None:
-        """Decode each wanted frame from its own record."""
+        """Decode each wanted frame from its own record; ``out`` may have a `reduced` size instead."""
         for row in wanted:
-            jpeg.decode_into(payload(self._info, records, row), out[row], f"stream {self._info.key!r}, row {row}")
+            data, where = payload(self._info, records, row), f"stream {self._info.key!r}, row {row}"
+            if out[row].shape == self._info.shape:
+                jpeg.decode_into(data, out[row], where)
+            else:
+                jpeg.decode_reduced(data, (self._info.shape[0], self._info.shape[1]), out[row], where)
+
+    def reduced(self, height: int, width: int) -> tuple[int, int]:
+        """The smallest size that is decoded for less than the whole, and is no less than this one on either side."""
+        return jpeg.reduced_size((self._info.shape[0], self._info.shape[1]), (height, width))
