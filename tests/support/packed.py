@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from knonik_loader.khlp.codecs import make_codec
 from knonik_loader.khlp.index import INDEX_NAME, DatasetIndex, EpisodeTable, ShardTable, regular_clock
-from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, content_digest
+from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, StreamStats, content_digest
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.khlp.writer import ShardInput, write_hlp
 from tests.support.stamps import episode_arrays, read_stamp
@@ -68,15 +68,18 @@ def write_packed(
     language: Sequence[str] | None = None,
     seed: int = 0,
     tag: int = 0,
+    state_dim: int = 4,
 ) -> Packed:
     """Write a dataset whose shards are dealt to files in a shuffled order.
 
     ``clocks`` gives the times (seconds) of some episodes; the others run at ``fps`` from ``start`` on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    streams = _streams(profile, cameras, size, depth, fps)
+    streams = _streams(profile, cameras, size, depth, fps, state_dim)
     codecs = {stream.stream_id: make_codec(stream) for stream in streams}
     arrays = [episode_arrays(episode + tag, frames, cameras, *size, fps=fps) for episode, frames in enumerate(lengths)]
+    for one in arrays:
+        one["state"] = one["state"][:, :state_dim].copy()
     times = [start + np.arange(frames) / fps for frames in lengths]
     for episode, clock in (clocks or {}).items():
         times[episode] = np.asarray(clock, np.float64)
@@ -121,7 +124,10 @@ def write_packed(
             for stream in streams
         ],
         splits=dict.fromkeys(sorted({*(splits or ())} - {""}), 1.0),
-        stats={},
+        stats={
+            name: _stats(np.concatenate([one[name] for one in arrays]).astype(np.float64))
+            for name in ("state", "action")
+        },
         source_config_fingerprint="0" * 64,
         pack_fingerprint="0" * 64,
         index=IndexEntry(uri=INDEX_NAME, bytes=len(data), crc32c=crc32c(data)),
@@ -140,16 +146,33 @@ def edit_manifest(path: Path, change: Callable[[dict], object]) -> Path:
     return path
 
 
-def _streams(profile: str, cameras: int, size: tuple[int, int], depth: bool, fps: float) -> list[StreamInfo]:
+def _streams(
+    profile: str, cameras: int, size: tuple[int, int], depth: bool, fps: float, state_dim: int
+) -> list[StreamInfo]:
     params = {"gop": 5} if profile == "compact_video" else {}
     found = [("rgb", f"cam_{c}", CODEC[profile], (*size, 3), "uint8", params) for c in range(cameras)]
     if depth:
         found.append(("depth", "cam_0", "depth", (12, 16), "float32", {"quantization_mm": 1.0}))
-    found += [("numeric", name, "numeric", (4,), "float32", {}) for name in ("state", "action")]
+    found += [
+        ("numeric", name, "numeric", (dim,), "float32", {}) for name, dim in (("state", state_dim), ("action", 4))
+    ]
     return [
         StreamInfo(number, kind, name, codec, shape, dtype, fps, None, params)
         for number, (kind, name, codec, shape, dtype, params) in enumerate(found)
     ]
+
+
+def _stats(rows: np.ndarray) -> StreamStats:
+    low, high = np.quantile(rows, [0.01, 0.99], axis=0)
+    columns = {
+        "min": rows.min(0),
+        "max": rows.max(0),
+        "mean": rows.mean(0),
+        "std": rows.std(0),
+        "q01": low,
+        "q99": high,
+    }
+    return StreamStats(count=len(rows), **{name: column.tolist() for name, column in columns.items()})
 
 
 def _shard(
