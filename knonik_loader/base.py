@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import os
@@ -13,9 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import numpy as np
-
 from knonik_loader.config import LoaderConfig
+from knonik_loader.config_streams import masked_streams
 from knonik_loader.engine.batch import Assembler
 from knonik_loader.engine.engine import Engine, Run
 from knonik_loader.engine.fetch import ReadPolicy
@@ -25,9 +23,10 @@ from knonik_loader.engine.stats import Statistics
 from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.opening import Part
+from knonik_loader.plan.absent import absent_windows, with_absent
 from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
-from knonik_loader.plan.types import BatchPlan, StreamWindow
-from knonik_loader.plan.windows import Window, windows_for
+from knonik_loader.plan.types import BatchPlan
+from knonik_loader.plan.windows import Window
 
 __all__ = ["DataLoader", "Plan"]
 
@@ -249,21 +248,13 @@ class DataLoader:
 
     def _plan(self) -> Callable[[int, int], BatchPlan]:
         """Batches, with windows for the streams that no dataset has."""
-        config = self._config
         present = {stream.key for part in self._parts for stream in part.present}
-        absent = windows_for(
-            [stream.key for stream in self._streams if stream.key not in present],
-            config.chunk_len,
-            config.delta_timestamps or {},
-            config.delta_rounding,
-        )
-        return functools.partial(_with_absent, self._sampler.batch, absent) if absent else self._sampler.batch
+        absent = absent_windows([s.key for s in self._streams if s.key not in present], self._config)
+        return functools.partial(_planned, self._sampler.batch, absent) if absent else self._sampler.batch
 
     def _masked(self) -> set[str]:
         """Streams whose masks are in the batch: all under ``pad_missing``, always those that a dataset may lack."""
-        if self._config.pad_missing:
-            return {stream.key for stream in self._streams}
-        return {stream.key for part in self._parts for stream in part.bound if stream.optional}
+        return masked_streams([stream for part in self._parts for stream in part.bound], self._config.pad_missing)
 
     def _manifests(self) -> dict[str, tuple[str, str]]:
         """Field of a state → (key of a manifest, its digest)."""
@@ -320,14 +311,8 @@ class DataLoader:
         return _Position(*numbers)
 
 
-def _with_absent(
-    batch: Callable[[int, int], BatchPlan], absent: Mapping[str, Window], epoch: int, step: int
-) -> BatchPlan:
-    """A batch with windows of streams that are nowhere: nothing in them is real."""
-    plan = batch(epoch, step)
-    shapes = {key: (len(plan), len(window)) for key, window in absent.items()}
-    windows = {key: StreamWindow(np.zeros(shape, np.int64), np.zeros(shape, np.bool_)) for key, shape in shapes.items()}
-    return dataclasses.replace(plan, windows={**plan.windows, **windows})
+def _planned(batch: Callable[[int, int], BatchPlan], absent: Mapping[str, Window], epoch: int, step: int) -> BatchPlan:
+    return with_absent(batch(epoch, step), absent)
 
 
 class _Pass(Iterator[Batch]):

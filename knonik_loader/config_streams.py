@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from knonik_loader.khlp.types import StreamInfo, StreamKind
 from knonik_loader.normalize import Scale, scale_of
 from knonik_loader.validation import nearest, plain, validate
 
-__all__ = ["LoadedStream", "bind_streams", "load_stream_config", "resolve_stream"]
+__all__ = ["LoadedStream", "bind_streams", "load_stream_config", "masked_streams", "resolve_stream"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PICTURES = ("rgb", "depth")
@@ -94,6 +94,11 @@ def bind_streams(
     bound = [_bind(key, chosen, streams, stats) for key, chosen in options.items()]
     last = len(streams)
     return sorted(bound, key=lambda stream: stream.stored.stream_id if stream.stored is not None else last)
+
+
+def masked_streams(bound: Iterable[LoadedStream], pad_missing: bool) -> set[str]:
+    """Streams whose masks are in a batch: all under ``pad_missing``, always those that a dataset may lack."""
+    return {stream.key for stream in bound if pad_missing or stream.optional}
 
 
 def resolve_stream(

@@ -159,6 +159,11 @@ class Source:
         """A dataset whose streams are changed on their way."""
         return cls(name, dataset, tuple(stream.stored or stream.batch for stream in bound), tuple(bound))
 
+    @property
+    def batch_streams(self) -> tuple[StreamInfo, ...]:
+        """The streams as the batch has them."""
+        return tuple(stream.batch for stream in self.bound) if self.bound else self.streams
+
     def lacks(self, position: int) -> bool:
         """Whether the batch has a stream that this dataset hasn't."""
         return bool(self.bound) and self.bound[position].stored is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from knonik_loader.config_models import LoaderConfig
+from knonik_loader.config_streams import LoadedStream, masked_streams
 from knonik_loader.engine.augment import augment_sample
 from knonik_loader.engine.batch import Assembler, Framework
 from knonik_loader.engine.dataset import Source
@@ -13,6 +14,7 @@ from knonik_loader.engine.fetch import ReadPolicy, fetch
 from knonik_loader.engine.memory import RecyclingPool
 from knonik_loader.engine.options import frame_cache
 from knonik_loader.engine.work import BatchWork, divide, start_batch
+from knonik_loader.plan.absent import absent_windows, with_absent
 from knonik_loader.plan.types import BatchPlan
 
 __all__ = ["DirectReader"]
@@ -35,10 +37,16 @@ class DirectReader:
         self._source = source
         self._augment = config.augment_fn if augment else None
         self._policy = ReadPolicy.of(source.dataset.storage.remote, None)
-        self._cache = frame_cache(config, source.streams)
+        self._streams = source.batch_streams
+        bound = source.bound or [LoadedStream(stream, stream) for stream in source.streams]
+        lacking = [stream.key for stream in bound if stream.stored is None]
+        self._absent = absent_windows(lacking, config)
+        self._cache = frame_cache(config, [stream.stored for stream in bound if stream.stored is not None])
         self._decoder = Decoder([source], config.verify_checksums, self._cache)
         self._memory = RecyclingPool(_KEPT)
-        self._assembler = Assembler([source], source.streams, framework, config.pad_missing, source.name)
+        self._assembler = Assembler(
+            [source], self._streams, framework, masked_streams(bound, config.pad_missing), source.name
+        )
         self.bytes_read = 0
         """Bytes of payloads read so far."""
 
@@ -48,7 +56,7 @@ class DirectReader:
         Raises:
             KnonikError: the first failure in the order of samples and streams.
         """
-        work = self._read(plan)
+        work = self._read(with_absent(plan, self._absent) if self._absent else plan)
         if self._augment is None:
             return self._assembler.batch(work)
         samples = [
@@ -58,7 +66,7 @@ class DirectReader:
         return self._assembler.collate(work, samples)
 
     def _read(self, plan: BatchPlan) -> BatchWork:
-        sources, streams = [self._source], self._source.streams
+        sources, streams = [self._source], self._streams
         work = start_batch(plan, sources, streams, self._memory, 0)
         for job in divide([work], sources, streams, max(1, len(self._source.dataset.index.shards))):
             found = fetch(job, self._source, self._policy, self._cache)

@@ -47,7 +47,7 @@ class LerobotMeta:
             raise TypeError("the dataset's samples do not have LeRobot's keys")
         opened = dataset.opened
         self._dataset = dataset
-        self._names = dataset.stream_names
+        self._names = shape.names
         self.repo_id = opened.name
         self.fps = round(opened.manifest.fps) if float(opened.manifest.fps).is_integer() else opened.manifest.fps
         self.robot_type: str | None = None
@@ -97,7 +97,13 @@ class LerobotMeta:
 
     def _image_stats(self) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
         opened = self._dataset.opened
-        cameras = tuple(stream for stream in opened.streams if stream.kind == "rgb")
+        # Of the pictures as they are stored, whatever samples make of them.
+        names = {
+            loaded.stored.key: self._names[loaded.key]
+            for loaded in reversed(opened.bound)
+            if loaded.stored is not None and loaded.stored.kind == "rgb"
+        }
+        cameras = tuple(stream for stream in self._dataset.packed.streams if stream.key in names)
         if not cameras:
             return {}
         rows = self._dataset.chosen_rows
@@ -123,7 +129,7 @@ class LerobotMeta:
                 found[camera.key].append(
                     np.stack([pixels.min(0), pixels.max(0), pixels.mean(0), np.square(pixels).mean(0)])
                 )
-        return {self._names[key]: _of_pictures(np.stack(parts)) for key, parts in found.items()}
+        return {names[key]: _of_pictures(np.stack(parts)) for key, parts in found.items()}
 
 
 def _values(stats: StreamStats) -> dict[str, npt.NDArray[np.float32]]:

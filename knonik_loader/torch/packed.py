@@ -15,8 +15,8 @@ from knonik_loader.config import (
     LoaderConfig,
     load_loader_config,
     load_stream_config,
-    select_streams,
 )
+from knonik_loader.config_streams import LoadedStream, bind_streams
 from knonik_loader.engine.dataset import PackedDataset, Source, open_dataset
 from knonik_loader.engine.direct import DirectReader
 from knonik_loader.engine.storage import open_storage
@@ -24,6 +24,8 @@ from knonik_loader.errors import ConfigError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import Manifest
 from knonik_loader.khlp.types import StreamInfo
+from knonik_loader.opening import Opened as Candidate
+from knonik_loader.opening import align, finish
 from knonik_loader.plan.sampler import Sampler
 from knonik_loader.selection import Episodes, select_rows
 from knonik_loader.torch.lerobot import LerobotShape
@@ -114,6 +116,9 @@ class Opened:
     manifest: Manifest
     index: DatasetIndex
     streams: tuple[StreamInfo, ...]
+    """Of samples."""
+    bound: tuple[LoadedStream, ...]
+    """What becomes of the stored streams in them."""
     sampler: Sampler
     name: str
     shape: LerobotShape | None
@@ -166,7 +171,7 @@ class Packed:
             self._reader, self._pid = None, os.getpid()
         if self._reader is None:
             opened = self.opened
-            self._reader = DirectReader(Source(opened.name, self.packed, opened.streams), opened.config, "torch")
+            self._reader = DirectReader(Source.of(opened.name, self.packed, opened.bound), opened.config, "torch")
         return self._reader
 
     @property
@@ -183,9 +188,10 @@ class Packed:
 
     @property
     def stream_names(self) -> dict[str, str]:
-        """Batch key → what samples call the stream, for those that are loaded."""
-        shape = self.opened.shape
-        return {s.key: s.key if shape is None else shape.names[s.key] for s in self.opened.streams}
+        """Key of a stored stream → what samples call it, for those that are loaded."""
+        shape, bound = self.opened.shape, self.opened.bound
+        names = {b.key: b.key if shape is None else shape.names[b.key] for b in bound}
+        return {b.stored.key: names[b.key] for b in reversed(bound) if b.stored is not None}
 
     def __getstate__(self) -> dict[str, Any]:
         """Options and which episodes; nothing of the index, and no handle."""
@@ -208,20 +214,24 @@ class Packed:
         dataset = open_dataset(storage, first.hlp_manifest)
         storage.close()
         self._check_digest(dataset)
+        chosen = load_stream_config(self._streams(), dataset.streams)
+        bound = bind_streams(chosen, dataset.streams, dataset.manifest.stats)
         shape = None
         if shaped == "lerobot":
-            shape = LerobotShape(dataset.index, dataset.streams, options, given)
+            named = {stream.key: stream for stream in (*dataset.streams, *(stream.batch for stream in bound))}
+            shape = LerobotShape(dataset.index, list(named.values()), options, given)
             given = shape.loader_keys(given)
         elif "image_dtype" in options or "state_key" in options:
             raise ConfigError(f"{what}: image_dtype and state_key belong to keys='lerobot'; leave them out")
-        config = load_loader_config(given, profile=dataset.manifest.storage_profile, streams=dataset.streams)
-        streams = select_streams(config, load_stream_config(self._streams(), dataset.streams), dataset.streams)
+        (part,), streams = finish(*align([Candidate(options.get("dataset_name"), given, dataset, bound)]))
+        config = part.config
         self._manifest, self._digest = dataset.key, dataset.manifest.digest()
         # From here on the topology that was found holds, also where a worker's environment says nothing of it.
         self._plan |= {"rank": config.topology[0], "world_size": config.topology[1]}
-        sampler = Sampler(dataset.index, streams, config, self._select(dataset.index))
-        name = options.get("dataset_name", dataset.manifest.dataset)
-        return Opened(config, dataset.key, dataset.manifest, dataset.index, tuple(streams), sampler, name, shape)
+        sampler = Sampler(dataset.index, part.present, config, self._select(dataset.index))
+        return Opened(
+            config, dataset.key, dataset.manifest, dataset.index, tuple(streams), part.bound, sampler, part.name, shape
+        )
 
     def _streams(self) -> Mapping[str, Any]:
         streams = self._options.get("streams") or {}
