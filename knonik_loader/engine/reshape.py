@@ -17,10 +17,11 @@ __all__ = ["PictureChange", "change_rows"]
 
 Array = npt.NDArray[Any]
 
-# What FFmpeg's scaler calls its methods: averages over the area of an output pixel, and linear interpolation.
+# What FFmpeg's scaler calls its methods: means over the area of an output pixel, and linear interpolation.
 _AREA, _BILINEAR = 32, 2
-# Rounding that is the same on every processor, at no measurable cost.
-_EXACT = 262_144 | 524_288
+# It would halve the colours' width first (8192, 16384: it doesn't), and round differently from processor to processor
+# (262144, 524288). With these, means are exact but for rounding to whole levels.
+_EXACT = 8192 | 16_384 | 262_144 | 524_288
 
 
 class ReducingCodec(Protocol):
