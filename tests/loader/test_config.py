@@ -7,9 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from knonik_loader.config import (
-    NOT_YET,
     LoaderConfig,
-    StreamOptions,
     load_loader_config,
     load_stream_config,
     resolve_stream,
@@ -26,12 +24,6 @@ BASE = {"decode_mode": "random_access", "hlp_manifest": "/data/m/hlp_manifest.js
 def _no_ranks_around(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-@pytest.fixture
-def everything(monkeypatch):
-    """As if this version had every feature: what keys mean together is checked all the same."""
-    monkeypatch.setattr("knonik_loader.config.NOT_YET", {})
 
 
 def load(profile="training_fast", streams=STREAMS, **keys):
@@ -166,7 +158,6 @@ class TestContradictions:
         with pytest.raises(ConfigError, match=message):
             load(**keys)
 
-    @pytest.mark.usefixtures("everything")
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
@@ -185,7 +176,6 @@ class TestContradictions:
         with pytest.raises(ConfigError, match=message):
             load(**{"zerocopy": True, "zerocopy_frame_shapes": shapes} | keys)
 
-    @pytest.mark.usefixtures("everything")
     def test_pinned_memory_is_ignored_under_zerocopy_with_a_warning(self):
         with pytest.warns(UserWarning, match="pin_memory is ignored"):
             config = load(
@@ -196,12 +186,6 @@ class TestContradictions:
                 framework="torch",
             )
         assert config.inactive == ["pin_memory"]
-
-
-class TestMissingFeatures:
-    def test_every_entry_is_a_key(self):
-        names = {f"stream_cfg.{name}" for name in StreamOptions.model_fields} | set(LoaderConfig.model_fields)
-        assert set(NOT_YET) <= names
 
 
 class TestInactive:
@@ -233,7 +217,6 @@ class TestInactive:
         expected = list(keys) if inactive is None else inactive
         assert sorted(load(**keys).inactive) == sorted(expected)
 
-    @pytest.mark.usefixtures("everything")
     def test_the_profile_decides_too(self):
         assert load(profile="training_compressed", ram_cache_bytes=9).inactive == []
         assert load(profile="training_compressed", kdelta_direct_bundle_target_frames=48).inactive == []
@@ -289,24 +272,6 @@ class TestStreams:
     def test_mistakes(self, stream_cfg, message):
         with pytest.raises(ConfigError, match=message):
             load_stream_config(stream_cfg, STREAMS)
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"resize": [4, 4]},
-            {"dtype": "float32"},
-            {"normalize": "mean_std"},
-            {"pad_to": 9},
-            {"optional": True},
-            {"source": "state"},
-        ],
-    )
-    def test_options_that_this_version_lacks(self, options):
-        name = next(iter(options))
-        if f"stream_cfg.{name}" not in NOT_YET:
-            pytest.skip("this version has it")
-        with pytest.raises(ConfigError, match=f"stream_cfg.action.{name}: this version does not have it"):
-            load_stream_config({"action": options}, STREAMS)
 
     def test_before_the_manifest_is_read_names_stay_as_given(self):
         config = load_loader_config(BASE | {"delta_timestamps": {"whatever": [0.0]}, "payload": "shdr"})
