@@ -465,7 +465,7 @@ class TestMix:
         ({"_x": {"source": "state"}}, "'_x' can't be a stream's name"),
         ({"x_valid_mask": {"source": "state"}}, "'x_valid_mask' can't be a stream's name"),
         ({"top": {"source": "rgb_cam_0"}, "rgb_top": {"source": "cam_1"}}, "'rgb_top', which is there already"),
-        ({"top": {"source": ""}}, "stream_cfg.top.source: must be"),
+        ({"top": {"source": ""}}, "stream_cfg.top.source: must have at least 1 character"),
     ],
 )
 def test_mistakes_say_what_is_wrong_and_where(small, stream_cfg, message):
