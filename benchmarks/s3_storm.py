@@ -49,10 +49,11 @@ def run() -> list[Ratio]:
         server.start()
         host, port = server.get_host_and_port()
         url = f"http://{host}:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{url}/bkt", method="PUT")).close()
+        urllib.request.urlopen(urllib.request.Request(f"{url}/bkt", method="PUT"), timeout=30).close()
         for path in packed.folder.iterdir():
             request = urllib.request.Request(f"{url}/bkt/{path.name}", data=path.read_bytes(), method="PUT")
-            urllib.request.urlopen(request).close()
+            request.add_header("Content-Type", "application/octet-stream")
+            urllib.request.urlopen(request, timeout=30).close()
         for fault, share in SHARES.items():
             with FaultyProxy(url, storm(fault, share)) as proxy:
                 params = {"endpoint_url": proxy.url, "region": "us-east-1", "bucket": "bkt"}

@@ -368,5 +368,8 @@ def test_metrics_are_written_as_json_lines(packed, tmp_path):
     assert [(line["epoch"], line["step"], line["rank"]) for line in lines] == [(e, len(loader), 0) for e in range(2)]
     assert lines[1]["batches"] == 2 * len(loader)
     assert lines[1]["rss_bytes"] > 1 << 20
+    assert lines[1]["throughput"]["samples_per_s"] > 0
+    assert lines[1]["stages"]["decode"].keys() >= {"calls", "seconds", "p99_s", "wait", "queue"}
+    assert {"hits", "misses", "bytes", "limit_bytes"} <= lines[1]["cache"].keys()
     with pytest.raises(StorageError, match="metrics_path"):
         ShardedDataLoader(packed.config(metrics_path=str(tmp_path / "nope" / "m.jsonl")))
