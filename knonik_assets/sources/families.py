@@ -101,9 +101,16 @@ def _rlds(root: Path) -> Family | None:
     return Family("RLDS (TFDS) dataset", "rlds", root, version=_json(root / "dataset_info.json").get("version"))
 
 
+_BAGS = ("*.bag", "*.mcap", "*.db3", "*.db3.zstd", "*.mcap.zstd")
+
+
 def _ros(root: Path) -> Family | None:
-    bags = [path for suffix in ("*.bag", "*.mcap", "*.db3", "*.db3.zstd", "*.mcap.zstd") for path in root.glob(suffix)]
-    below = [path for path in root.iterdir() if path.is_dir() and (path / "metadata.yaml").is_file()]
+    bags = [path for suffix in _BAGS for path in root.glob(suffix)]
+    below = [
+        path
+        for path in root.iterdir()
+        if path.is_dir() and ((path / "metadata.yaml").is_file() or any(any(path.glob(name)) for name in _BAGS))
+    ]
     if (root / "metadata.yaml").is_file() and bags:
         return Family("ROS 2 bag", "rosbag", root, episodes=1)
     if bags or below:

@@ -128,7 +128,7 @@ def test_joints_of_a_bag_without_a_camera(real_data):
     assert sorted(found.numeric) == sorted(wanted)
     for topic, rows in wanted.items():
         assert found.numeric[topic].log_ns.tolist() == [time for time, _ in rows]
-        np.testing.assert_array_equal(found.rows[topic].array(), [row for _, row in rows])
+        np.testing.assert_array_equal(found.rows[topic, "sensor_msgs/msg/JointState"].array(), [row for _, row in rows])
     with only_episode(path, "rosbag") as episode:
         assert "numbers alone" in episode.facts.nothing
 

@@ -97,7 +97,7 @@ def _video(recording: Recording, topic: Topic, found: Gathered, form: str) -> tu
     codec = CODECS.get(form.lower())
     if codec is None:
         raise EpisodeError(f"video of format {form!r} is not understood; known are {', '.join(CODECS)}")
-    look = found.looks.get(topic.name) if codec == "h264" else None
+    look = found.looks.get((topic.name, topic.kind)) if codec == "h264" else None
     stored = np.arange(len(topic))
     order = None
     if look is not None:

@@ -124,7 +124,7 @@ class RosEpisode:
     def _numerics(self, found: Gathered) -> list[_Stream]:
         out = []
         for name, topic in found.numeric.items():
-            rows = found.rows[name]
+            rows = found.rows[name, topic.kind]
             found.warnings += rows.warnings(name)
             if not rows.width:
                 found.leave_out(name, len(topic), "none of its messages holds a number")

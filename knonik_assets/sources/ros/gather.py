@@ -28,8 +28,9 @@ class Gathered:
     pictures: dict[str, Topic] = field(default_factory=dict)
     """By topic."""
     numeric: dict[str, Topic] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)
-    looks: dict[str, H264Look] = field(default_factory=dict)
+    rows: dict[tuple[str, str], Rows] = field(default_factory=dict)
+    """By topic and type."""
+    looks: dict[tuple[str, str], H264Look] = field(default_factory=dict)
     camera_info: dict[str, dict[str, Any]] = field(default_factory=dict)
     urdf_joints: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -150,10 +151,10 @@ class _Pass:
         try:
             message = decoder.decode(data)
             if topic.role == "numeric":
-                self.out.rows.setdefault(name, Rows(topic.kind)).add(message)
+                self.out.rows.setdefault(key, Rows(topic.kind)).add(message)
             elif topic.role == "video":
                 if CODECS.get(str(message.format).lower()) == "h264":
-                    self.out.looks.setdefault(name, H264Look()).add(as_bytes(message.data))
+                    self.out.looks.setdefault(key, H264Look()).add(as_bytes(message.data))
             elif topic.role == "info":
                 self.out.camera_info[name] = _camera_info(message)
             else:

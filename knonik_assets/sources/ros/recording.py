@@ -26,6 +26,8 @@ METADATA = "metadata.yaml"
 _ENDINGS = (".bag", ".mcap", ".db3")
 _PACKED = tuple(f"{ending}.zstd" for ending in (".mcap", ".db3"))
 _PART = re.compile(r"(.*?)_?(\d+)$")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}")
+"""Of the moment when a part was begun, as ROS 1's recorder puts it into names."""
 _LONGEST_METADATA = 1 << 24
 
 
@@ -63,6 +65,15 @@ def _stem(path: Path) -> str:
 
 def _bag_files(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if is_bag_file(path)), key=lambda path: natural_key(path.name))
+
+
+def _parts_of_one(files: list[Path]) -> bool:
+    """Whether names differ in a number at their end, and perhaps in a date before it."""
+    matches = [_PART.match(_DATE.sub("", _stem(path))) for path in files]
+    kinds = {path.name.removesuffix(".zstd").rsplit(".", 1)[-1] for path in files}
+    same = {match[1] for match in matches if match is not None}
+    numbers = {int(match[2]) for match in matches if match is not None}
+    return len(kinds) == len(same) == 1 and len(numbers) == len(files)
 
 
 def find_bags(root: Path, warnings: list[str]) -> list[BagRef]:
@@ -125,7 +136,7 @@ def _counts(about: dict[str, Any]) -> dict[str, int]:
         topic = entry.get("topic_metadata") if isinstance(entry, dict) else None
         name = topic.get("name") if isinstance(topic, dict) else None
         if isinstance(name, str) and isinstance(entry.get("message_count"), int):
-            counts[name] = entry["message_count"]
+            counts[name] = counts.get(name, 0) + entry["message_count"]  # a topic of two types is listed twice
     return counts
 
 
@@ -172,6 +183,11 @@ class Recording:
             if not files:
                 raise EpisodeError(f"{path}: the folder holds no bag any more.")
             if len(files) > 1:
+                if not _parts_of_one(files):
+                    raise EpisodeError(
+                        f"{path}: holds {len(files)} bags ({files[0].name}, {files[1].name}, …) that don't look like "
+                        "parts of one recording; to have each of them as an episode, name this folder as the input."
+                    )
                 self.warnings.append(
                     f"{path}: has no {METADATA}; its {len(files)} files are taken for the parts of one recording"
                 )

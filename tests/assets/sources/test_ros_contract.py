@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from rosbags.highlevel import AnyReader
 
 from knonik_assets.sources.base_contract import Expected, SourceContract, as_array
+from knonik_assets.sources.ros.files import unpacked
+from knonik_assets.sources.ros.recording import BagRef, Recording
 from tests.assets.sources.bags import CONTAINERS, at, bag_of, png16
 from tests.assets.sources.support import frames, png, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
@@ -116,3 +119,20 @@ def test_every_container_holds_the_same(tmp_path, how):
         )
         assert episode.facts.attributes["ros_skipped"] == {"/chatter": length(2)}
         assert episode.facts.warnings == []
+
+
+@pytest.mark.parametrize("how", CONTAINERS)
+def test_message_by_message_as_rosbags_reads_it(tmp_path, how):
+    """Topic, time and every byte, both while scanning and when asked for again."""
+    path = recording(how, 1).write(tmp_path / "run", how)
+    with AnyReader([path]) as reader:
+        wanted = sorted((c.topic, time, bytes(raw)) for c, time, raw in reader.messages())
+    recorded = Recording(BagRef("run", path))
+    found = list(recorded.scan(lambda channel: None))
+    heads = list(recorded.scan(lambda channel: 9))
+    assert [one.data[:9] for _, one in found] == [one.data[:9] for _, one in heads]
+    plain = (lambda data: unpacked(data, "x")) if how.endswith("message") else bytes
+    assert sorted((one.channel.topic, one.time, bytes(plain(one.data))) for _, one in found) == wanted
+    again = [recorded.read(file, one.block, one.offset, one.length) for file, one in found]
+    assert [bytes(data) for data in again] == [bytes(one.data) for _, one in found]
+    recorded.close()

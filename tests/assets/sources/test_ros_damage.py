@@ -406,6 +406,28 @@ def test_parents_of_bags(tmp_path):
     assert [ref.source_id for ref in source(tmp_path / "loose", "rosbag").episodes()] == ["run_2", "run_10"]
 
 
+def test_a_folder_of_bags_inside_the_folder_is_not_joined_to_one_episode(tmp_path):
+    """Parts differ in a number at the end, those of ROS 1 in a date too; anything else is several recordings."""
+    bags = tmp_path / "bags" / "monday"
+    for name in ("walk.bag", "run.bag"):
+        recorded("bag", 2).write1(bags / name)
+    with pytest.raises(EpisodeError, match="don't look like parts"):
+        only_episode(tmp_path / "bags", "rosbag")
+    for old, new in (("walk", "x_2026-11-30-09-00-00_0"), ("run", "x_2026-11-30-09-01-00_1")):
+        (bags / f"{old}.bag").rename(bags / f"{new}.bag")
+    with only_episode(tmp_path / "bags", "rosbag") as episode:
+        assert stream(episode, "cam").length == 4
+
+
+def test_folders_of_one_bag_each_are_recognised_as_episodes(tmp_path):
+    from knonik_assets.sources.detect import detect
+
+    for number in range(3):
+        recorded("bag", 2).write1(tmp_path / f"episode_{number:04d}" / "data.bag")
+    found = detect(tmp_path)
+    assert (found.dir_type, found.path, found.episodes) == ("rosbag", str(tmp_path), 3)
+
+
 @pytest.mark.parametrize("how", CONTAINERS)
 def test_nothing_is_left_open_or_unpacked_after_a_failure(tmp_path, how, monkeypatch):
     import tempfile

@@ -484,3 +484,56 @@ def test_the_alias_is_the_same_reader(tmp_path):
         assert source(path, name).format == name
         with only_episode(path, name) as episode:
             assert len(episode.streams) == 5
+
+
+def test_several_connections_of_one_topic_are_one_stream(tmp_path):
+    """Two publishers: in a ROS 1 bag each has a connection of its own."""
+    from rosbags.rosbag1 import Writer
+
+    bag = with_camera(Bag(ros=1))
+    with Writer(tmp_path / "run.bag") as writer:
+        kinds = [
+            [writer.add_connection(topic, kind, typestore=bag.store, callerid=f"/node_{n}") for n in range(2)]
+            for topic, kind in (("/cam/image_raw", "sensor_msgs/msg/Image"), ("/value", "std_msgs/msg/Float64"))
+        ]
+        for t, (_, kind, ns, message) in enumerate(bag.messages):
+            writer.write(kinds[0][t % 2], ns, bag.serialized(kind, message))
+            value = bag.make("std_msgs/msg/Float64", data=float(t))
+            writer.write(kinds[1][t // 2 % 2], ns, bag.serialized("std_msgs/msg/Float64", value))
+    with only_episode(tmp_path / "run.bag", "rosbag") as episode:
+        assert [read_stamp(one)[2] for one in frames(episode, "cam")] == list(range(N))
+        assert episode.numeric(stream(episode, "value"))[:, 0].tolist() == list(range(N))
+
+
+def test_two_types_under_one_topic(tmp_path):
+    """The one with more messages is the stream; the other is counted and told of."""
+    bag = with_camera()
+    for t in range(N):
+        bag.add("/value", "std_msgs/msg/Float64", at(t), data=float(t))
+    bag.add("/value", "std_msgs/msg/Int8", at(1), data=99)
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        assert episode.numeric(stream(episode, "value"))[:, 0].tolist() == list(range(N))
+        assert episode.facts.attributes["ros_skipped"] == {"/value": 1}
+        assert warned(episode, "second type, std_msgs/msg/Int8")
+
+
+def test_a_message_that_does_not_fit_its_type_is_named(tmp_path, monkeypatch):
+    bag = with_camera()
+    for t in range(N):
+        bag.joints("/joint_states", at(t), [t], ["x"])
+    real = bag.serialized
+    count = []
+
+    def cut(kind, message):
+        raw = bytes(real(kind, message))
+        if kind.endswith("JointState"):
+            count.append(kind)
+            return raw[:-20] if len(count) == 3 else raw
+        return raw
+
+    monkeypatch.setattr(bag, "serialized", cut)
+    path = bag.write2(tmp_path / "run")
+    with pytest.raises(
+        EpisodeError, match=r"/joint_states \(sensor_msgs/msg/JointState\), message 2: cannot be decoded"
+    ):
+        only_episode(path, "rosbag")
