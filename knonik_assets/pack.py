@@ -24,7 +24,7 @@ from knonik_assets.packing import existing, fidelity
 from knonik_assets.packing.existing import REPORT
 from knonik_assets.packing.facts import choose_episodes, read_facts
 from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
-from knonik_assets.packing.publish import paths_of, publish
+from knonik_assets.packing.publish import describe, paths_of, publish
 from knonik_assets.packing.stored import stored_id
 from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
@@ -251,11 +251,14 @@ class _Run:
             lanes = engine.lanes
         psnr = fidelity.worst(self.plan.streams, measured)
         summaries = [result.summary for result in results]
-        manifest = publish(self.out, generation, self.plan, found, summaries, psnr)
-        clear_counts(self.out)
+        manifest, index = describe(self.out, generation, self.plan, found, summaries, psnr)
         now = time.monotonic()
         seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
+        # The current manifest is the last that is written: a run killed before it is finished by the next one, report
+        # and all, and behind it there is nothing to finish.
         self._report(manifest, results, seconds, lanes)
+        clear_counts(self.out)
+        publish(self.out, manifest, index)
         return manifest
 
     def _check_unchanged(self) -> None:

@@ -15,18 +15,18 @@ from knonik_loader.khlp.index import INDEX_NAME
 from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, IndexEntry, Manifest, StreamEntry
 from knonik_loader.khlp.writer import HlpSummary
 
-__all__ = ["paths_of", "publish"]
+__all__ = ["describe", "paths_of", "publish"]
 
 
-def publish(
+def describe(
     out: Path,
     generation: int,
     plan: PackPlan,
     found: Survey,
     files: Sequence[HlpSummary],
     psnr: Mapping[str, float],
-) -> Manifest:
-    """Write index and manifest of files that are already there.
+) -> tuple[Manifest, bytes]:
+    """The manifest and the index of files that are already there; nothing is written.
 
     Args:
         out: the output directory.
@@ -35,13 +35,9 @@ def publish(
         found: clocks and statistics.
         files: what was written, in the plan's order.
         psnr: worst luma PSNR by batch key, of streams that are not lossless.
-
-    Raises:
-        StorageError: the disk stands in the way; the dataset that was current before still is.
     """
     folder = folder_of(out, generation)
     index = build_index(plan, found).to_bytes()
-    write_whole(folder / INDEX_NAME, index)
     prefix = "" if folder == out else f"{folder.name}/"
     options = plan.options
     manifest = Manifest(
@@ -75,11 +71,20 @@ def publish(
             for file, summary in zip(plan.files, files, strict=True)
         ],
     )
+    return manifest, index
+
+
+def publish(out: Path, manifest: Manifest, index: bytes) -> None:
+    """Make a described dataset the current one.
+
+    Raises:
+        StorageError: the disk stands in the way; the dataset that was current before still is.
+    """
+    write_whole(out / manifest.index.uri, index)
     text = manifest.to_json().encode()
     # The generation's own copy first: from the moment the manifest is current, every trace of the generation is there.
-    write_whole(out / manifest_name(generation), text)
+    write_whole(out / manifest_name(manifest.generation), text)
     write_whole(out / MANIFEST_NAME, text)
-    return manifest
 
 
 def _entry(plan: PackPlan, number: int, psnr: Mapping[str, float]) -> StreamEntry:

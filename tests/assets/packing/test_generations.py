@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -268,6 +269,36 @@ def test_killed_just_before_the_manifest_it_finishes_the_same_generation(episode
     (tmp_path / "hlp_manifest.json").unlink()
     pack(episodes, tmp_path, "d", 6, **options)
     assert tree(tmp_path) == done
+
+
+def test_the_current_manifest_is_what_is_written_last(episodes, tmp_path, monkeypatch):
+    """Behind it nothing is left to finish: a run that is killed at any write is taken up by the next one."""
+    options = {"storage_profile": "training_fast", "engine": "inline"}
+    pack(episodes, tmp_path / "whole", "d", 9, **options)
+    names, real = [], os.replace
+
+    def killed(source, target):
+        name = Path(target).name
+        if name == stop:
+            raise KeyboardInterrupt
+        if Path(target).suffix in {".json", ".khli"}:  # counts of progress go the same way
+            names.append(name)
+        real(source, target)
+
+    stop = ""
+    monkeypatch.setattr(Path, "replace", killed)
+    pack(episodes, tmp_path / "order", "d", 9, **options)
+    assert names == ["pack_report.json", "hlp_index.khli", "hlp_manifest.1.json", "hlp_manifest.json"]
+    for stop in tuple(names):
+        out = tmp_path / stop
+        with pytest.raises(KeyboardInterrupt):
+            pack(episodes, out, "d", 9, **options)
+        assert not (out / "hlp_manifest.json").exists()
+        (out / f".{stop}.77.partial").write_bytes(b"half")
+        stop = ""
+        pack(episodes, out, "d", 9, **options)
+        assert tree(out) == tree(tmp_path / "whole")
+        assert (out / "pack_report.json").exists()
 
 
 def test_a_dataset_with_a_missing_file_is_not_called_unchanged(episodes, tmp_path):
