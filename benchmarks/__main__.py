@@ -17,6 +17,7 @@ from benchmarks import (
     recordings,
     s3_storm,
     sources_memory,
+    streams,
 )
 from benchmarks.common import Ratio, show
 
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "loader_soak": loader_soak.run,
     "s3_storm": s3_storm.run,
     "recordings": recordings.run,
+    "streams": streams.run,
 }
 
 
