@@ -358,3 +358,41 @@ def test_the_public_name(pair):
     from knonik_multidataloader.api.multi_sharded_dataloader import MultiShardedDataLoader as Public
 
     assert Public is MultiShardedDataLoader
+
+
+def test_a_whole_training_block(pair):
+    from knonik_multidataloader.api.multi_sharded_dataloader import MultiShardedDataLoader as Public
+
+    datasets = [
+        (
+            name,
+            {
+                "loader": {"hlp_manifest": str(p.manifest), "fs_type": "local", "fs_params": {"root": "/"}},
+                "streams": {},
+            },
+        )
+        for name, p in pair.items()
+    ]
+    loader = Public(
+        datasets=datasets,
+        weights=[0.7, 0.3],
+        loader_cfg={
+            "decode_mode": "random_access",
+            "chunk_len": 4,
+            "batch_size": 10,
+            "framework": "numpy",
+            "shuffle_mode": "global_triplet",
+            "planner_locality": "hlp_bounded",
+            "num_decoders": 8,
+            "augment_execution": "threaded",
+            "precollate_batches": 2,
+            "ram_cache_bytes": 1 << 24,
+        },
+    )
+    try:
+        for batch in loader:
+            names = batch["_sample_dataset_names"]
+            assert (names.count("one"), names.count("two")) == (7, 3)
+        assert loader.stats()["inactive"] == ["augment_execution"]
+    finally:
+        loader.shutdown()
