@@ -78,6 +78,8 @@ def _bare() -> Ratio:
     with h5py.File(sorted(clips_folder().glob("*.hdf5"))[0]) as file:
         cameras = file["observations/images"]
         image = np.ascontiguousarray(cameras[sorted(cameras)[-1]][-1])
+    if image.ndim == 1:
+        image = simplejpeg.decode_jpeg(image.tobytes())
     data = simplejpeg.encode_jpeg(image, 95, "RGB", "420", fastdct=False)
     height, width = image.shape[:2]
     whole, half = np.empty_like(image), np.empty((height // 2, width // 2, 3), np.uint8)

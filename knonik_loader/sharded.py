@@ -39,8 +39,8 @@ class ShardedDataLoader(DataLoader):
         dataset_name: str | None = None,
     ) -> None:
         access.require("multidataloader")
+        opened, known = align([open_one(dataset_name, loader_cfg, {} if stream_cfg is None else stream_cfg)])
         arguments = (dict(loader_cfg), dict(stream_cfg or {}), dataset_name)
-        opened, known = align([open_one(dataset_name, loader_cfg, stream_cfg or {})])
         (self._part,), streams = finish(opened, known)
         dataset, config = self._part.dataset, self._part.config
         self._index = dataset.index

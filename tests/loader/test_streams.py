@@ -473,6 +473,13 @@ def test_mistakes_say_what_is_wrong_and_where(small, stream_cfg, message):
         ShardedDataLoader(small.config(), stream_cfg)
 
 
+def test_what_is_no_mapping(small):
+    with pytest.raises(ConfigError, match="stream_cfg is a mapping of streams to options, got list"):
+        ShardedDataLoader(small.config(), ["state"])
+    with pytest.raises(ConfigError, match="loader_cfg is a mapping of keys to values, got int"):
+        ShardedDataLoader(5)
+
+
 def test_statistics_that_are_not_there(tmp_path):
     packed = write_packed(tmp_path, (12,), cameras=1, depth=False)
     manifest = load_manifest(packed.manifest.read_bytes(), "m")
