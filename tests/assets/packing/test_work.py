@@ -11,6 +11,7 @@ from knonik_assets.engine import Engine
 from knonik_assets.pack import pack
 from knonik_assets.packing import transcode
 from knonik_assets.packing.stored import stored_id
+from knonik_assets.packing.transcode import one_ahead
 from knonik_assets.packing.work import FILES_A_LANE, each, splits_files
 from knonik_loader.errors import EpisodeError, PackError
 from tests.assets.packing.support import write_episodes
@@ -94,6 +95,24 @@ def test_a_shard_that_does_not_fit_into_memory_says_what_to_do(episodes, tmp_pat
         pack(episodes, tmp_path / "out", "d", 20, storage_profile="training_fast", engine="inline")
     assert not list((tmp_path / "out").glob("*hlp*"))
     pack(episodes, tmp_path / "out", "d", 1, storage_profile="training_fast", engine="inline")
+
+
+def test_one_ahead_gives_the_same_and_raises_in_its_place():
+    def items():
+        yield from (1, 2)
+        raise EpisodeError("damaged")
+
+    assert list(one_ahead(iter([3, 1, 2]))) == [3, 1, 2]
+    assert list(one_ahead(iter([]))) == []
+    coming = one_ahead(items())
+    assert [next(coming), next(coming)] == [1, 2]
+    with pytest.raises(EpisodeError, match="damaged"):
+        next(coming)
+    made = []
+    ahead = one_ahead(made.append(number) or [number] for number in range(9))
+    assert next(ahead) == [0]
+    ahead.close()
+    assert made in ([0], [0, 1]), "no more than one ahead, and nothing goes on behind the caller's back"
 
 
 def die(_):
