@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, list_files
+from knonik_assets.sources.lerobot_files import list_files
+from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta
 from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = ["INDEX_COLUMNS", "DataIndex", "Run", "build_index", "is_picture", "is_vector", "to_rows"]

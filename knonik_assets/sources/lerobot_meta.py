@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,23 +17,19 @@ from knonik_assets.sources.naming import natural_key
 from knonik_loader.errors import SourceError
 
 __all__ = [
+    "PATHS",
     "DepthCode",
     "EpisodeHint",
     "Feature",
     "Meta",
     "VideoHint",
-    "check_key",
-    "find_episode_file",
-    "list_files",
     "read_meta",
-    "signature",
-    "spell",
 ]
 
 PARQUET_FAULTS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on truncated or damaged files."""
 Version = Literal[2, 3]
-_PATHS: Mapping[Version, tuple[str, str]] = {
+PATHS: Mapping[Version, tuple[str, str]] = {
     2: (
         "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
         "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
@@ -127,7 +122,7 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
     _check_layout(root, str(info.get("codebase_version") or f"v{version}"), version)
     warnings: list[str] = []
     features = info.get("features")
-    data_path, video_path = _PATHS[version]
+    data_path, video_path = PATHS[version]
     return Meta(
         root=root,
         fps=_number(info.get("fps")) or None,
@@ -175,92 +170,6 @@ def _template(
     if posixpath.isabs(example) or posixpath.normpath(example).startswith("..") or "\\" in example:
         raise SourceError(f"{path}: {key} {value!r} leads out of the dataset.")
     return value
-
-
-def signature(root: Path, patterns: Sequence[str]) -> str:
-    """Names, sizes and times of change of what a process holds an index of: another one asks for a new index."""
-    lines = []
-    for pattern in patterns:
-        for path in sorted(root.glob(pattern)):
-            try:
-                stat = path.stat()
-            except OSError:
-                continue
-            lines.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
-    return "\n".join(lines)
-
-
-def list_files(root: Path, template: str, video_key: str = "") -> dict[tuple[int, int], Path]:
-    """The files on disk that a path template can name, by (chunk, file), in that order.
-
-    Raises:
-        SourceError: the camera's own name leads out of the dataset.
-    """
-    check_key(root, video_key)
-    pattern, glob = "", ""
-    for part in re.split(r"(\{[^}]*\})", template):
-        if part.startswith("{chunk_index"):
-            pattern, glob = pattern + (r"(?P<chunk>\d+)" if "<chunk>" not in pattern else r"\d+"), glob + "*"
-        elif part.startswith("{file_index"):
-            pattern, glob = pattern + (r"(?P<file>\d+)" if "<file>" not in pattern else r"\d+"), glob + "*"
-        else:
-            text = video_key if part.startswith("{video_key") else part
-            pattern, glob = pattern + re.escape(text), glob + _globbed(text)
-    found: dict[tuple[int, int], Path] = {}
-    for path in sorted(root.glob(glob), key=lambda path: natural_key(path.as_posix())):
-        match = re.fullmatch(pattern, path.relative_to(root).as_posix())
-        if match is not None and path.is_file():
-            groups = match.groupdict()
-            found.setdefault((int(groups.get("chunk") or 0), int(groups.get("file") or 0)), path)
-    return dict(sorted(found.items()))
-
-
-def check_key(root: Path, video_key: str) -> None:
-    """Refuse a camera whose name is a way out of the dataset.
-
-    Raises:
-        SourceError: it is one.
-    """
-    if ".." in video_key.split("/") or video_key.startswith("/"):
-        raise SourceError(f"{root}: the feature name {video_key!r} leads out of the dataset.")
-
-
-def spell(meta: Meta, template: str, episode: int, video_key: str = "") -> str:
-    """The name that a v2 path template gives an episode's file."""
-    size = _index(meta.info.get("chunks_size")) or 1000
-    return template.format(episode_chunk=episode // size, episode_index=episode, video_key=video_key)
-
-
-def find_episode_file(meta: Meta, episode: int, video_key: str = "") -> Path | None:
-    """The data file of one episode in the v2 layout, or the video of one camera.
-
-    It is where the template says, where LeRobot itself would put it, or elsewhere in the tree under the same name.
-
-    Raises:
-        SourceError: the camera's own name leads out of the dataset.
-    """
-    root = meta.root
-    check_key(root, video_key)
-    stated, default = (meta.video_path, _PATHS[2][1]) if video_key else (meta.data_path, _PATHS[2][0])
-    for candidate in dict.fromkeys((stated, default)):
-        path = root / spell(meta, candidate, episode, video_key)
-        if path.is_file():
-            return path
-        pieces = re.split(r"(\{[^}]*\})", candidate)
-        spelt = "".join(
-            "*"
-            if piece.startswith("{episode_") and place < len(pieces) - 2
-            else _globbed(spell(meta, piece, episode, video_key))
-            for place, piece in enumerate(pieces)
-        )
-        found = sorted(path for path in root.glob(spelt) if path.is_file())
-        if found:
-            return found[0]
-    return None
-
-
-def _globbed(text: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def _feature(entry: Mapping[str, Any]) -> Feature:
@@ -313,7 +222,7 @@ def _number(value: Any) -> float | None:  # noqa: ANN401 - raw JSON or parquet
     return float(value) if math.isfinite(value) else None
 
 
-def _index(value: Any) -> int | None:  # noqa: ANN401 - raw parquet
+def index_of(value: Any) -> int | None:  # noqa: ANN401 - raw parquet
     number = _number(value)
     return int(number) if number is not None and number >= 0 and number == int(number) else None
 
@@ -331,7 +240,7 @@ def _read_tasks(root: Path, warnings: list[str]) -> dict[int, str]:
         warnings.append(f"{parquet if parquet.exists() else lines}: unreadable, so tasks have no text: {error}")
     tasks: dict[int, str] = {}
     for row in rows:
-        index, text = _index(row.get("task_index")), row.get("task", row.get("__index_level_0__"))
+        index, text = index_of(row.get("task_index")), row.get("task", row.get("__index_level_0__"))
         if index is not None and isinstance(text, str):
             tasks[index] = text
     return tasks
@@ -349,7 +258,7 @@ def _read_hints(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
             warnings.append(f"{path}: unreadable, so its episodes are found by their data alone: {error}")
             continue
         for row in rows:
-            episode = _index(row.get("episode_index"))
+            episode = index_of(row.get("episode_index"))
             if episode is not None:
                 hints[episode] = _hint(row)
     return hints
@@ -372,7 +281,7 @@ def _read_hint_lines(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
         except ValueError as error:
             warnings.append(f"{path}, line {number}: unreadable: {error}")
             continue
-        episode = _index(row.get("episode_index")) if isinstance(row, dict) else None
+        episode = index_of(row.get("episode_index")) if isinstance(row, dict) else None
         if episode is not None:
             hints[episode] = _hint(row)
     return hints
@@ -380,13 +289,13 @@ def _read_hint_lines(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
 
 def _hint(row: Mapping[str, Any]) -> EpisodeHint:
     def place(prefix: str) -> tuple[int, int] | None:
-        chunk, file = _index(row.get(f"{prefix}/chunk_index")), _index(row.get(f"{prefix}/file_index"))
+        chunk, file = index_of(row.get(f"{prefix}/chunk_index")), index_of(row.get(f"{prefix}/file_index"))
         return None if chunk is None or file is None else (chunk, file)
 
     keys = {name[len("videos/") : name.rindex("/")] for name in row if name.startswith("videos/") and "/" in name[7:]}
     tasks = row.get("tasks")
     return EpisodeHint(
-        length=_index(row.get("length")),
+        length=index_of(row.get("length")),
         tasks=tuple(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else (),
         data=place("data"),
         videos={

@@ -21,16 +21,9 @@ from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.lerobot_data import DataIndex, Run, to_rows
 from knonik_assets.sources.lerobot_episode import Held, LeRobotEpisode, picture_file
+from knonik_assets.sources.lerobot_files import check_key, find_episode_file, signature, spell
 from knonik_assets.sources.lerobot_layout import choose, find_cameras
-from knonik_assets.sources.lerobot_meta import (
-    PARQUET_FAULTS,
-    Meta,
-    check_key,
-    find_episode_file,
-    read_meta,
-    signature,
-    spell,
-)
+from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, read_meta
 from knonik_assets.sources.lerobot_videos import OneFile
 from knonik_loader.errors import EpisodeError, SourceError
 

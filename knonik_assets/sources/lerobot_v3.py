@@ -15,8 +15,9 @@ from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.lerobot_data import DataIndex, build_index
 from knonik_assets.sources.lerobot_episode import LeRobotEpisode
+from knonik_assets.sources.lerobot_files import list_files, signature
 from knonik_assets.sources.lerobot_layout import bare_name, choose, find_cameras
-from knonik_assets.sources.lerobot_meta import Meta, list_files, read_meta, signature
+from knonik_assets.sources.lerobot_meta import Meta, read_meta
 from knonik_assets.sources.lerobot_videos import CameraMap
 from knonik_loader.errors import EpisodeError, SourceError
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from knonik_assets.sources.ros.files import HEAD, Channel, Found, is_packed, unpacked
+from knonik_assets.sources.ros.compression import is_packed, unpacked
+from knonik_assets.sources.ros.files import HEAD, Channel, Found
 from knonik_assets.sources.ros.h264 import H264Look
 from knonik_assets.sources.ros.numbers import Rows
 from knonik_assets.sources.ros.recording import Recording

@@ -7,18 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from knonik_assets.sources.ros.files import (
-    MAX_BLOCK,
-    BagFile,
-    BlockCache,
-    Channel,
-    Cursor,
-    EndOfDataError,
-    Found,
-    Need,
-    decompress,
-    recover,
-)
+from knonik_assets.sources.ros.compression import decompress, recover
+from knonik_assets.sources.ros.files import MAX_BLOCK, BagFile, BlockCache, Channel, Cursor, EndOfDataError, Found, Need
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["MAGIC", "Mcap"]

@@ -14,7 +14,8 @@ import yaml
 from knonik_assets.sources.naming import natural_key
 from knonik_assets.sources.ros.bag1 import MAGIC as BAG1_MAGIC
 from knonik_assets.sources.ros.bag1 import Bag1
-from knonik_assets.sources.ros.files import Container, Found, Need, temporary_folder, unzstd
+from knonik_assets.sources.ros.compression import temporary_folder, unzstd
+from knonik_assets.sources.ros.files import Container, Found, Need
 from knonik_assets.sources.ros.mcap import MAGIC as MCAP_MAGIC
 from knonik_assets.sources.ros.mcap import Mcap
 from knonik_assets.sources.ros.sqlite import Sqlite

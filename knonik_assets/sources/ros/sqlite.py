@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from knonik_assets.sources.ros.files import MAX_BLOCK, Channel, Found, Need, copied, temporary_folder
+from knonik_assets.sources.ros.compression import copied, temporary_folder
+from knonik_assets.sources.ros.files import MAX_BLOCK, Channel, Found, Need
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Sqlite"]

@@ -5,7 +5,7 @@ import pytest
 from rosbags.highlevel import AnyReader
 
 from knonik_assets.sources.base_contract import Expected, SourceContract, as_array
-from knonik_assets.sources.ros.files import unpacked
+from knonik_assets.sources.ros.compression import unpacked
 from knonik_assets.sources.ros.recording import BagRef, Recording
 from tests.assets.sources.bags import CONTAINERS, at, bag_of, png16
 from tests.assets.sources.support import frames, png, source, stream

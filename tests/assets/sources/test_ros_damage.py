@@ -14,7 +14,7 @@ import pytest
 from mcap.writer import CompressionType, Writer
 
 from knonik_assets.sources.base_contract import as_array
-from knonik_assets.sources.ros import files, mcap
+from knonik_assets.sources.ros import compression, files, mcap
 from knonik_loader.errors import EpisodeError, KnonikError, SourceError
 from tests.assets.sources.bags import CONTAINERS, Bag, at, bag_of
 from tests.assets.sources.support import frames, jpeg, only_episode, source, stream
@@ -138,10 +138,10 @@ def test_a_compressed_chunk_that_claims_gigabytes_is_refused(tmp_path):
 
 def test_a_chunk_that_unpacks_to_more_than_it_says(tmp_path):
     path = tmp_path / "run.mcap"
-    for compression in (CompressionType.ZSTD, CompressionType.LZ4):
-        write_json(path, compression=compression)
+    for how in (CompressionType.ZSTD, CompressionType.LZ4):
+        write_json(path, compression=how)
         raw = bytearray(path.read_bytes())
-        place = raw.index(compression.name.lower().encode()) - 4 - 4 - 8
+        place = raw.index(how.name.lower().encode()) - 4 - 4 - 8
         struct.pack_into("<Q", raw, place, 1000)
         path.write_bytes(raw)
         with pytest.raises(EpisodeError, match=r"damaged.*1,000 are stated"):
@@ -149,7 +149,7 @@ def test_a_chunk_that_unpacks_to_more_than_it_says(tmp_path):
 
 
 def test_an_uncompressed_chunk_larger_than_the_bound_is_read_message_by_message(tmp_path, monkeypatch):
-    for module in (files, mcap):
+    for module in (compression, files, mcap):
         monkeypatch.setattr(module, "MAX_BLOCK", 60_000)
     path = tmp_path / "run.mcap"
     write_json(path, compression=CompressionType.NONE, chunk_size=1 << 24)
@@ -158,7 +158,7 @@ def test_an_uncompressed_chunk_larger_than_the_bound_is_read_message_by_message(
 
 
 def test_a_message_larger_than_the_bound_is_refused(tmp_path, monkeypatch):
-    for module in (files, mcap):
+    for module in (compression, files, mcap):
         monkeypatch.setattr(module, "MAX_BLOCK", 2000)
     path = tmp_path / "run.mcap"
     write_json(path, compression=CompressionType.NONE)
@@ -426,6 +426,25 @@ def test_folders_of_one_bag_each_are_recognised_as_episodes(tmp_path):
         recorded("bag", 2).write1(tmp_path / f"episode_{number:04d}" / "data.bag")
     found = detect(tmp_path)
     assert (found.dir_type, found.path, found.episodes) == ("rosbag", str(tmp_path), 3)
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), None])
+def test_no_room_to_unpack_is_no_fault_of_the_output(tmp_path, monkeypatch, fault):
+    """A full temporary folder is this episode's trouble: it must not be told as a full output, which ends the run."""
+    path = recorded("mcap file").write(tmp_path / "run", "mcap file")
+    if fault is None:
+        monkeypatch.setattr(
+            compression.shutil, "disk_usage", lambda folder: compression.shutil._ntuple_diskusage(9, 0, 9)
+        )
+    else:
+
+        def full(*arguments):
+            raise fault
+
+        monkeypatch.setattr(compression.shutil, "copyfileobj", full)
+    with pytest.raises(EpisodeError, match="unpacked to") as caught:
+        only_episode(path, "rosbag")
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("how", CONTAINERS)
