@@ -659,9 +659,7 @@ def test_a_version_2_dataset_is_told_apart(tmp_path):
         source(root, "lerobot_v3").episodes()
 
 
-def test_a_reader_that_is_not_there_yet(tmp_path):
-    with pytest.raises(ConfigError, match=r"'rlds'.*lerobot_v3"):
-        source(tmp_path, "rlds")
+def test_raw_data_that_is_not_on_a_disk():
     with pytest.raises(ConfigError, match="local disks"):
         source("s3://bucket/set", "lerobot_v3")
 
