@@ -17,6 +17,7 @@ from benchmarks import (
     recordings,
     s3_storm,
     sources_memory,
+    sources_rate,
     streams,
 )
 from benchmarks.common import Ratio, show
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "packing": packing.run,
     "drills": drills.run,
     "sources_memory": sources_memory.run,
+    "sources_rate": sources_rate.run,
     "fuzz": fuzz.run,
     "loader_soak": loader_soak.run,
     "s3_storm": s3_storm.run,

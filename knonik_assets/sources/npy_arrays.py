@@ -25,7 +25,7 @@ _FAULTS = (
     MemoryError, RecursionError, UserWarning, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
 _MOST_HEADER = 10_000
-_STEP = 8 << 20
+_STEP = 4 << 20
 """Bytes read at once."""
 Opener = Callable[[], IO[bytes]]
 

@@ -29,7 +29,7 @@ _FAULTS = (
     AssertionError, zlib.error, LZMAError, struct.error,
 )  # fmt: skip
 """What Zarr and its codecs raise on damaged data, whichever layer notices."""
-_READ_BYTES = 16 << 20
+_READ_BYTES = 8 << 20
 """Several small chunks are read at once, up to this much."""
 _DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
 

@@ -136,7 +136,7 @@ def _sorted(names: Iterable[str]) -> list[str]:
 
 
 class ZipArchive(Files):
-    """A store inside a zip archive, at its top or in the one folder that is there. Of two equal names the last counts.
+    """A store inside a zip archive, at its top or in the folder it was packed with. Of two equal names the last counts.
 
     Raises:
         EpisodeError: missing, damaged or no zip archive.
@@ -155,7 +155,7 @@ class ZipArchive(Files):
         self._folders: dict[str, tuple[set[str], set[str]]] = {"": (set(), set())}
         for name in self._infos:
             self._add(name)
-        self._prefix = self._only_folder()
+        self._prefix = self._wrapper(path)
 
     def _add(self, name: str) -> None:
         parent, _, own = name.rpartition("/")
@@ -169,9 +169,12 @@ class ZipArchive(Files):
             known[0].add(own)
             parent = above
 
-    def _only_folder(self) -> str:
+    def _wrapper(self, path: Path) -> str:
+        """The folder that the whole store was packed with, as ``zip -r a.zip a.zarr`` does; else nothing."""
         folders, files = self._folders[""]
-        return f"{next(iter(folders))}/" if len(folders) == 1 and not files else ""
+        only = next(iter(folders)) if len(folders) == 1 and not files else ""
+        packed = only.endswith(".zarr") or only == path.name.removesuffix(".zip").removesuffix(".zarr")
+        return f"{only}/" if only and packed else ""
 
     def _info(self, name: str) -> zipfile.ZipInfo | None:
         return self._infos.get(self._prefix + name)

@@ -324,6 +324,13 @@ def test_episodes_as_groups_of_one_archive(tmp_path):
         assert opened.facts.language.instruction == "do 10"
 
 
+def test_a_store_of_one_array_in_an_archive(tmp_path):
+    put(tmp_path / "store", "cam", episode_arrays(3, 4)["cam_0"], 2)
+    zipped(tmp_path / "store", tmp_path / "episode_0.zip")
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        assert identities(frames(opened, "cam")) == [(0, 3, frame) for frame in range(4)]
+
+
 def test_of_two_equal_names_in_an_archive_the_last_counts(tmp_path):
     path = zipped(replay_buffer(tmp_path / "a", [4]), tmp_path / "a.zarr.zip")
     with zipfile.ZipFile(path) as archive:
