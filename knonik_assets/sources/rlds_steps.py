@@ -171,9 +171,21 @@ def _pictures(
         leaf = [data or stand_in for data in leaf]
         black[where.rsplit(": ", 1)[-1]] = empty
         warnings.append(f"{where}: {len(empty)} of {steps} steps have no picture; they become black ones")
+    _compare_size(leaf, feature, where, warnings)
     if feature.dtype == "float32":
         return FloatPictures(where, leaf)
     return MemoryArray(where, leaf)
+
+
+def _compare_size(leaf: Sequence[bytes], feature: Feature, where: str, warnings: list[str]) -> None:
+    """Say so where pictures are not of the size that features.json declares; the pictures are believed."""
+    kind = sniff(leaf[0]) if leaf else None
+    declared = feature.shape[:2] if feature.shape is not None and len(feature.shape) == 3 else (None, None)
+    if kind is None or None in declared:
+        return
+    size = image_shape(EncodedImage(leaf[0], kind), where)
+    if size != declared:
+        warnings.append(f"{where}: pictures of {size} pixels, features.json says {declared}; the pictures are believed")
 
 
 def _black(like: bytes, where: str) -> bytes:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import threading
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
@@ -27,6 +29,8 @@ __all__ = ["Files", "FilesStore", "Folder", "ZipArchive", "open_files"]
 _FAULTS = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive or a failing disk raises."""
 _MOST_JSON = 64 << 20
+_LOCAL = struct.Struct("<4s5H3I2H")
+"""A file's header in a zip archive (APPNOTE.TXT, 4.3.7)."""
 _NOTHING: tuple[str, ...] = ()
 
 
@@ -138,6 +142,8 @@ def _sorted(names: Iterable[str]) -> list[str]:
 class ZipArchive(Files):
     """A store inside a zip archive, at its top or in the folder it was packed with. Of two equal names the last counts.
 
+    The table of contents of an unchanged archive is read once a process: there may be a million chunks in it.
+
     Raises:
         EpisodeError: missing, damaged or no zip archive.
     """
@@ -145,69 +151,122 @@ class ZipArchive(Files):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         try:
-            self._zip: zipfile.ZipFile | None = zipfile.ZipFile(path)
+            stat = path.stat()
+            self._contents = _contents(path, stat.st_size, stat.st_mtime_ns)
+            self._fd: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise EpisodeError(f"{path}: there is no such file.") from error
         except _FAULTS as error:
             raise EpisodeError(f"{path}: not a readable zip archive (an interrupted copy?): {error}.") from error
         self._lock = threading.Lock()
-        self._infos = {info.filename.strip("/"): info for info in self._zip.infolist() if not info.is_dir()}
-        self._folders: dict[str, tuple[set[str], set[str]]] = {"": (set(), set())}
-        for name in self._infos:
-            self._add(name)
         self._prefix = self._wrapper(path)
-
-    def _add(self, name: str) -> None:
-        parent, _, own = name.rpartition("/")
-        known = self._folders.setdefault(parent, (set(), set()))
-        known[1].add(own)
-        while parent:
-            above, _, own = parent.rpartition("/")
-            known = self._folders.setdefault(above, (set(), set()))
-            if own in known[0]:
-                return
-            known[0].add(own)
-            parent = above
 
     def _wrapper(self, path: Path) -> str:
         """The folder that the whole store was packed with, as ``zip -r a.zip a.zarr`` does; else nothing."""
-        folders, files = self._folders[""]
+        folders, files = self._contents.folders[""]
         only = next(iter(folders)) if len(folders) == 1 and not files else ""
         packed = only.endswith(".zarr") or only == path.name.removesuffix(".zip").removesuffix(".zarr")
         return f"{only}/" if only and packed else ""
 
-    def _info(self, name: str) -> zipfile.ZipInfo | None:
-        return self._infos.get(self._prefix + name)
-
     def size(self, name: str) -> int | None:
         """See `Files.size`."""
-        info = self._info(name)
-        return None if info is None else info.file_size
+        member = self._contents.members.get(self._prefix + name)
+        return None if member is None else member.size
 
     def read(self, name: str) -> bytes | None:
         """See `Files.read`."""
-        info, archive = self._info(name), self._zip
-        if info is None:
+        member = self._contents.members.get(self._prefix + name)
+        if member is None:
             return None
-        if archive is None:
-            raise EpisodeError(f"{self.where}: is closed.")
-        bounded(info.file_size, f"{self.where}/{name}")
+        where = f"{self.where}/{name}"
+        bounded(max(member.size, member.stored), where)
         try:
-            return archive.read(info)
+            with self._lock:
+                if self._fd is None:
+                    raise EpisodeError(f"{self.where}: is closed.")
+                fd = self._fd
+                data = _stored(fd, member)
+            if member.method == zipfile.ZIP_DEFLATED:
+                data = zlib.decompressobj(-15).decompress(data, member.size + 1)
         except _FAULTS as error:
-            raise EpisodeError(f"{self.where}/{name}: damaged in the archive: {error}.") from error
+            if isinstance(error, EpisodeError):
+                raise
+            raise EpisodeError(f"{where}: damaged in the archive: {error}.") from error
+        if len(data) != member.size or zlib.crc32(data) != member.crc:
+            raise EpisodeError(f"{where}: damaged in the archive: it fails its check sum.")
+        return data
 
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """See `Files.children`."""
-        folders, files = self._folders.get((self._prefix + folder).strip("/"), (set(), set()))
+        folders, files = self._contents.folders.get((self._prefix + folder).strip("/"), (set(), set()))
         return _sorted(folders), _sorted(files)
 
     def close(self) -> None:
         """See `Files.close`."""
         with self._lock:
-            archive, self._zip = self._zip, None
-        if archive is not None:
-            archive.close()
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+class _Member(NamedTuple):
+    """Where a file lies in an archive."""
+
+    offset: int
+    stored: int
+    size: int
+    crc: int
+    method: int
+
+
+class _Contents(NamedTuple):
+    """An archive's table of contents."""
+
+    members: dict[str, _Member]
+    folders: dict[str, tuple[set[str], set[str]]]
+    """Folder → names of the folders and of the files in it."""
+
+
+@lru_cache(maxsize=4)
+def _contents(path: Path, _size: int, _changed: int) -> _Contents:
+    members: dict[str, _Member] = {}
+    folders: dict[str, tuple[set[str], set[str]]] = {"": (set(), set())}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile(f"{info.filename} is encrypted, or packed by another method than deflate")
+            name = info.filename.strip("/")
+            members[name] = _Member(
+                info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type
+            )
+            _place(folders, name)
+    return _Contents(members, folders)
+
+
+def _place(folders: dict[str, tuple[set[str], set[str]]], name: str) -> None:
+    """Note a file in its folder, and the folder in those above it."""
+    parent, _, own = name.rpartition("/")
+    known = parent in folders
+    folders.setdefault(parent, (set(), set()))[1].add(own)
+    while parent and not known:
+        above, _, own = parent.rpartition("/")
+        known = above in folders
+        folders.setdefault(above, (set(), set()))[0].add(own)
+        parent = above
+
+
+def _stored(fd: int, member: _Member) -> bytes:
+    """A file's bytes as they lie in the archive, behind a header with its name and extra field."""
+    head = os.pread(fd, _LOCAL.size, member.offset)
+    if len(head) < _LOCAL.size or head[:4] != b"PK\x03\x04":
+        raise zipfile.BadZipFile("no file begins where the table of contents says so")
+    name, extra = _LOCAL.unpack(head)[-2:]
+    data = os.pread(fd, member.stored, member.offset + _LOCAL.size + name + extra)
+    if len(data) != member.stored:
+        raise EOFError("cut off")
+    return data
 
 
 def open_files(path: Path) -> Files:

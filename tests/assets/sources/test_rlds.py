@@ -208,6 +208,15 @@ def test_cameras_that_were_not_there(tmp_path):
         assert "none of its 3 steps has a picture" in told
 
 
+def test_sizes_that_the_features_get_wrong_are_told(tmp_path):
+    step = {**FLAGS, "a": image(64, 64, 3)}
+    record = {**flags(2), "steps/a": [png(picture) for picture in episode_arrays(0, 2)["cam_0"]]}
+    with only_episode(dataset(tmp_path, [[record]], step), "rlds") as opened:
+        assert stream(opened, "a").shape == (96, 112, 3)
+        assert identities(frames(opened, "a")) == [(0, 0, 0), (0, 0, 1)]
+        assert any("(96, 112) pixels, features.json says (64, 64)" in text for text in opened.facts.warnings)
+
+
 @pytest.mark.parametrize(
     ("step", "said", "instruction", "rephrases"),
     [

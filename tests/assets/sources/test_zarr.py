@@ -15,7 +15,7 @@ from knonik_assets.sources import zarr_guard
 from knonik_assets.sources.base_contract import Expected, NoCache, SourceContract
 from knonik_assets.sources.detect import detect
 from knonik_loader.errors import EpisodeError, KnonikError, SourceError
-from tests.assets.sources.support import encode_video, frames, only_episode, source, stream
+from tests.assets.sources.support import encode_video, frames, jpeg, only_episode, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 from tests.support.zarr_data import episode, group, near_depth, picture_array, put, replay_buffer, zipped
 
@@ -465,6 +465,44 @@ def test_a_cut_archive_fails_by_name(tmp_path):
         found.fingerprint(refs[0], NoCache())
     with found.open(refs[1]) as opened:
         assert len(frames(opened, "camera_0_rgb")) == 4
+
+
+def test_chunks_in_folders_of_their_own(tmp_path):
+    store = group(tmp_path / "episode_0")
+    video = episode_arrays(2, 6, 1)["cam_0"]
+    put(store, "cam", video, 2, chunk_key_encoding={"name": "v2", "separator": "/"})
+    assert (store / "cam/1/0/0/0").is_file()
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        assert identities(frames(opened, "cam")) == [(0, 2, frame) for frame in range(6)]
+    (store / "cam/1/0/0/0").unlink()
+    with pytest.raises(EpisodeError, match="1 of 3 chunks are missing"):
+        only_episode(tmp_path, data_type="zarr")
+
+
+def test_rows_of_bytes(tmp_path):
+    store = group(tmp_path / "episode_0")
+    pictures = [jpeg(picture) for picture in episode_arrays(2, 5, 1)["cam_0"]]
+    for name, dtype in (("any", "variable_length_bytes"), ("fixed", "S40000")):
+        array = zarr.create_array(str(store / name), shape=(5,), dtype=dtype, chunks=(2,), zarr_format=2)
+        array[:] = np.array(pictures, object if name == "any" else dtype)
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        for name in ("any", "fixed"):
+            assert stream(opened, name).encoding == "jpeg"
+            assert [frame.data for frame in frames(opened, name)] == pictures
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_packed_by_zip(tmp_path, how):
+    store = episode(tmp_path / "x", 0, 4)
+    with zipfile.ZipFile(tmp_path / "episode_0.zip", "w", how) as archive:
+        for path in sorted(store.rglob("*")):
+            archive.write(path, path.relative_to(store).as_posix())
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        assert identities(frames(opened, "camera_0_rgb")) == [(0, 0, frame) for frame in range(4)]
+    with zipfile.ZipFile(tmp_path / "episode_0.zip", "a", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("late", b"x")
+    with pytest.raises(EpisodeError, match="another method than deflate"):
+        only_episode(tmp_path, data_type="zarr")
 
 
 def test_sharded_arrays_of_format_3(tmp_path):
