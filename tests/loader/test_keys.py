@@ -66,19 +66,21 @@ def threads(packed, stage, **keys) -> int:
         return len(mine)
 
 
-def planned(packed, **keys) -> int:
+def settled(count, least: int) -> int:
+    """What a growing count comes to: waits until it is ``least``, and then a little for what should not come."""
+    event, end = threading.Event(), time.monotonic() + 30
+    while count() < least and time.monotonic() < end:
+        event.wait(0.01)
+    event.wait(0.1)
+    return count()
+
+
+def planned(packed, least: int, **keys) -> int:
     """Batches that have been started when the first one was handed out and nothing more happens."""
     with loaded(packed, **keys) as loader:
         iterator = iter(loader)
         next(iterator)
-        feeding = [thread for thread in threading.enumerate() if thread.name.startswith("knonik-feed")]
-        assert feeding
-        found, since = -1, time.monotonic()
-        while time.monotonic() - since < 0.3:
-            now = loader.stats()["stages"]["plan"]["calls"]
-            found, since = (now, time.monotonic()) if now != found else (found, since)
-            time.sleep(0.01)
-        return found
+        return settled(lambda: loader.stats()["stages"]["plan"]["calls"], least)
 
 
 def mix(small, deltas, **keys):
@@ -226,11 +228,7 @@ class TestWhatAKeyDoes:
                 patch.setattr(module.Decoder, "run", run)
                 with loaded(small, prefetch_shards=number, num_decoders=1, precollate_batches=8) as loader:
                     iterator = iter(loader)
-                    seen, since = -1, time.monotonic()
-                    while time.monotonic() - since < 0.3:
-                        now = sum(taken)
-                        seen, since = (now, time.monotonic()) if now != seen else (seen, since)
-                        time.sleep(0.01)
+                    seen = settled(lambda taken=taken: sum(taken), number)
                     release.set()
                     del iterator
             # One task is in the decoder's hands, and what it was the last of waits no more.
@@ -261,11 +259,11 @@ class TestWhatAKeyDoes:
         assert stats(small, partial_decode_coalesce_batches=8)["frames"] < stats(small)["frames"]
 
     def test_partial_decode_window_prefetch_and_precollate_batches(self, small):
-        assert planned(small, precollate_batches=0) == 1
-        assert planned(small, precollate_batches=3) == 4
-        assert planned(small, precollate_batches=0, partial_decode_window_prefetch=5) == 6
+        assert planned(small, 1, precollate_batches=0) == 1
+        assert planned(small, 4, precollate_batches=3) == 4
+        assert planned(small, 6, precollate_batches=0, partial_decode_window_prefetch=5) == 6
         window = {"partial_decode_coalesce_batches": 2, "partial_decode_window_prefetch": 2}
-        assert planned(small, precollate_batches=0, **window) == 6
+        assert planned(small, 6, precollate_batches=0, **window) == 6
 
     def test_kdelta_direct_bundle_target_frames(self, deltas):
         """Frames of one decode task."""
