@@ -135,9 +135,7 @@ class RosEpisode:
             values = rows.array()
             has = any(decoder.stamp is not None for _, decoder in topic.sources)
             names = tuple(rows.names) if rows.names is not None else None
-            spec = StreamSpec(
-                "numeric", safe_stream_name(numeric_name(name)), name, len(kept), (rows.width,), channel_names=names
-            )
+            spec = StreamSpec("numeric", numeric_name(name), name, len(kept), (rows.width,), channel_names=names)
             header = topic.stamp_ns[kept][order] if has else None
             out.append(_Stream(spec, Stamped(log[order], header), rows=values[order]))
         return out

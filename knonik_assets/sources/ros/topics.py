@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from array import array
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,9 +11,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from knonik_assets.sources.naming import safe_stream_name
 from knonik_assets.sources.ros.files import Channel
 from knonik_assets.sources.ros.numbers import is_numeric
 from knonik_assets.sources.ros.types import Decoder, canonical_type
+from knonik_loader.errors import ConfigError
 
 __all__ = ["Role", "Topic", "camera_name", "numeric_name", "role_of"]
 
@@ -50,8 +53,12 @@ def camera_name(topic: str) -> str:
 
 
 def numeric_name(topic: str) -> str:
-    """``/arm_controller/command`` → ``arm_controller_command``."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", topic).strip("_")
+    """``/arm_controller/command`` → ``arm_controller_command``; ``/frame_time`` (taken) → ``topic_frame_time_``."""
+    name = re.sub(r"[^A-Za-z0-9]+", "_", topic).strip("_")
+    try:
+        return safe_stream_name(name)
+    except ConfigError:  # nothing is left of it, or it means something here; no layout could name it otherwise
+        return f"topic_{name}_" if name else f"topic_{zlib.crc32(topic.encode()):08x}"
 
 
 @dataclass(slots=True)

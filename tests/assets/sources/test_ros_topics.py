@@ -45,6 +45,11 @@ def test_names_of_cameras(topic, name):
         ("/arm_controller/command", "arm_controller_command"),
         ("/robot/gripper/target", "robot_gripper_target"),
         ("/a//b-c/", "a_b_c"),
+        ("/frame_time", "topic_frame_time_"),
+        ("/annotations", "topic_annotations_"),
+        ("/ok_valid_mask", "topic_ok_valid_mask_"),
+        ("/関節", "topic_447c3a5c"),
+        ("/", "topic_79d3d2d4"),
     ],
 )
 def test_names_of_numbers(topic, name):
