@@ -57,7 +57,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._region: Region | None = None
-        self._busy = False
+        self._busy = self._stopped = False
 
     def __call__(self, sample: dict[str, Any]) -> Mapping[str, Any]:
         """What the function returns for the sample, which only one thread at a time may ask for.
@@ -66,6 +66,8 @@ class WorkerProcess:
             RemoteError: the function raised, or its process died.
         """
         with self._guard:
+            if self._stopped:
+                raise RemoteError("the pass has ended")
             self._busy = True
         try:
             connection, region = self._started()
@@ -82,10 +84,16 @@ class WorkerProcess:
         raise _remote_error(answer)
 
     def interrupt(self) -> None:
-        """End the process if it is at work: the call that waits for it then fails."""
+        """End the process if it is at work: the call that waits for it then fails, and so does any until `resume`."""
         with self._guard:
+            self._stopped = True
             if self._busy and self._process is not None:
                 self._process.kill()
+
+    def resume(self) -> None:
+        """Take calls again."""
+        with self._guard:
+            self._stopped = False
 
     def hang_up(self) -> None:
         """Let the process end by itself, without waiting for it."""
@@ -133,6 +141,8 @@ class WorkerProcess:
         connection = Connection(ours.detach())
         with self._guard:
             self._process, self._connection, self._region = process, connection, region
+            if self._stopped:
+                process.kill()  # it was interrupted while it started
         try:
             connection.send([*sys.path])
             connection.send(self._setup)
@@ -161,9 +171,11 @@ class WorkerPool:
 
     Args:
         function: pickled; see `pickled_function`.
+        keep: workers that wait for the next pass.
     """
 
-    def __init__(self, function: bytes) -> None:
+    def __init__(self, function: bytes, keep: int) -> None:
+        self._keep = keep
         self._setup = Setup(function, _main_module() if b"__main__" in function else {})
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
@@ -176,13 +188,16 @@ class WorkerPool:
         """A worker that nobody else uses."""
         with self._lock:
             worker = self._idle.pop() if self._idle else WorkerProcess(self._setup)
+        worker.resume()
         try:
             yield worker
         finally:
             with self._lock:
-                self._idle.append(worker)
-                closed = self._closed
-            if closed:
+                # A pass may begin before the threads of the one before have brought theirs back.
+                kept = not self._closed and len(self._idle) < self._keep
+                if kept:
+                    self._idle.append(worker)
+            if not kept:
                 worker.close()
 
     def close(self) -> None:

@@ -72,7 +72,8 @@ def worker_pool(config: LoaderConfig) -> WorkerPool | None:
     """
     if config.augment_fn is None or config.augment_execution != "process":
         return None
-    return WorkerPool(pickled_function(config.augment_fn))
+    keep = max(1, config.augment_workers // (2 if config.low_memory else 1))
+    return WorkerPool(pickled_function(config.augment_fn), keep)
 
 
 def batch_memory(config: LoaderConfig, options: EngineOptions) -> BatchMemory:
