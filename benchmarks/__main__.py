@@ -19,6 +19,7 @@ from benchmarks import (
     sources_memory,
     sources_rate,
     streams,
+    torch_data,
 )
 from benchmarks.common import Ratio, show
 
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "drills": drills.run,
     "sources_memory": sources_memory.run,
     "sources_rate": sources_rate.run,
+    "torch_data": torch_data.run,
     "fuzz": fuzz.run,
     "loader_soak": loader_soak.run,
     "s3_storm": s3_storm.run,

@@ -1,5 +1,6 @@
 """Every command and snippet of the README and the docs runs, in the order in which a reader meets them."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/ingest.md", "docs/packing.md", "docs/pipeline.md", "docs/loading.md"]
+PAGES = ["README.md", "docs/ingest.md", "docs/packing.md", "docs/pipeline.md", "docs/loading.md", "docs/training.md"]
 BLOCK = re.compile(r"^```(\w*) ?(\S*)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
@@ -42,6 +43,8 @@ def test_the_pages_run_from_top_to_bottom(tmp_path):
             where = f"{page}:\n{text}"
             if language == "yaml" and name:
                 (tmp_path / name).write_text(text)
+            elif language == "python" and name and importlib.util.find_spec(name.removeprefix("needs-")) is None:
+                continue  # a recipe for a framework that is not here
             elif language == "python":
                 run = subprocess.run(
                     [sys.executable, "-c", text], cwd=tmp_path, text=True, capture_output=True, timeout=300, check=False

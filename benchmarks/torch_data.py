@@ -1,0 +1,83 @@
+"""PyTorch datasets: what `__getitems__` saves, and their rate against LeRobotDataset's on the same frames.
+
+LeRobot wants PyTorch and PyAV of its own, so it may live in another environment: name its Python in
+``KNONIK_LEROBOT_PYTHON`` (which also needs the loader's few dependencies). Without it that part is left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import ROOT, Ratio, alternate
+from benchmarks.loading import PROFILES, prepare
+
+BATCH, WINDOW = 16, 4
+_FRAMES = 60
+"""Of each episode that LeRobot is given: its encoder is slow."""
+
+
+def getitems(manifest: Path, repeats: int) -> Ratio:
+    """One call for a shuffled batch against one call a sample, both in this thread's process."""
+    from knonik_loader.torch import KhlpDataset
+
+    dataset = KhlpDataset(manifest, chunk_len=WINDOW)
+    random = np.random.default_rng(0)
+    batches = [random.permutation(len(dataset))[:BATCH].tolist() for _ in range(5)]
+
+    def timed(together: bool) -> float:
+        start = time.perf_counter()
+        for batch in batches:
+            if together:
+                dataset.__getitems__(batch)
+            else:
+                for index in batch:
+                    dataset[index]
+        return time.perf_counter() - start
+
+    timed(True)
+    one, many = alternate(repeats, lambda: timed(False), lambda: timed(True))
+    return Ratio(f"{manifest.parent.name}: __getitems__", "__getitem__", one / many, ">= 1.3")
+
+
+def against_lerobot(folder: Path, seconds: float) -> list[Ratio]:
+    """Rates under a DataLoader with two workers; nothing where LeRobot isn't at hand."""
+    python = os.environ.get("KNONIK_LEROBOT_PYTHON")
+    if python is None and importlib.util.find_spec("lerobot") is not None:
+        python = sys.executable
+    if python is None:
+        return [Ratio("KhlpDataset", "LeRobotDataset", float("nan"), ">= 1.5", "LeRobot is not installed")]
+    command = [python, "-m", "benchmarks.lerobot_peer", str(folder), str(_FRAMES), str(seconds)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, check=True)
+    rows = []
+    for backend, rates in json.loads(run.stdout.splitlines()[-1]).items():
+        if isinstance(rates, str):
+            rows.append(Ratio("KhlpDataset", f"LeRobotDataset, {backend}", float("nan"), "", f"did not run: {rates}"))
+            continue
+        peer = rates.pop("lerobot")
+        for profile, rate in rates.items():
+            wanted = ">= 1.5" if profile != "compact_video" else ">= 1.5, fewest bytes"
+            detail = f"{rate:.0f} against {peer:.0f} frames/s"
+            rows.append(Ratio(f"KhlpDataset, {profile}", f"LeRobotDataset, {backend}", rate / peer, wanted, detail))
+    return rows
+
+
+def run(seconds: float = 4.0, repeats: int = 3) -> list[Ratio]:
+    with tempfile.TemporaryDirectory() as folder:
+        manifests, _, _ = prepare(Path(folder))
+        packs = Path(folder) / "packs"
+        packs.mkdir()
+        rows = []
+        for profile in PROFILES:
+            rows.append(getitems(manifests[profile], repeats))
+            manifests[profile].parent.rename(packs / profile)
+        return rows + against_lerobot(packs, seconds)
