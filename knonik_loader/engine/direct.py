@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from knonik_loader.config_models import LoaderConfig
@@ -10,7 +13,7 @@ from knonik_loader.engine.augment import augment_sample
 from knonik_loader.engine.batch import Assembler, Framework
 from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.decode import Decoder
-from knonik_loader.engine.fetch import ReadPolicy, fetch
+from knonik_loader.engine.fetch import DecodeTask, ReadPolicy, fetch
 from knonik_loader.engine.memory import RecyclingPool
 from knonik_loader.engine.options import frame_cache
 from knonik_loader.engine.work import BatchWork, divide, start_batch
@@ -24,7 +27,7 @@ _KEPT = 4
 
 
 class DirectReader:
-    """The stages of the engine one after the other, without threads; one thread at a time may use it.
+    """The stages of the engine one after the other; one thread at a time may use it.
 
     Args:
         source: the opened dataset with the streams to load.
@@ -42,7 +45,8 @@ class DirectReader:
         lacking = [stream.key for stream in bound if stream.stored is None]
         self._absent = absent_windows(lacking, config)
         self._cache = frame_cache(config, [stream.stored for stream in bound if stream.stored is not None])
-        self._decoder = Decoder([source], config.verify_checksums, self._cache)
+        self._verify = config.verify_checksums
+        self._decoders: list[Decoder] = []
         self._memory = RecyclingPool(_KEPT)
         self._assembler = Assembler(
             [source], self._streams, framework, masked_streams(bound, config.pad_missing), source.name
@@ -50,13 +54,17 @@ class DirectReader:
         self.bytes_read = 0
         """Bytes of payloads read so far."""
 
-    def batch(self, plan: BatchPlan) -> dict[str, Any]:
+    def batch(self, plan: BatchPlan, threads: int = 1) -> dict[str, Any]:
         """A whole batch, augmented.
+
+        Args:
+            plan: which frames.
+            threads: that decode it; they end with the batch, so that a process may fork between two.
 
         Raises:
             KnonikError: the first failure in the order of samples and streams.
         """
-        work = self._read(with_absent(plan, self._absent) if self._absent else plan)
+        work = self._read(with_absent(plan, self._absent) if self._absent else plan, threads)
         if self._augment is None:
             return self._assembler.batch(work)
         samples = [
@@ -65,7 +73,7 @@ class DirectReader:
         ]
         return self._assembler.collate(work, samples)
 
-    def _read(self, plan: BatchPlan) -> BatchWork:
+    def _read(self, plan: BatchPlan, threads: int) -> BatchWork:
         sources, streams = [self._source], self._streams
         work = start_batch(plan, sources, streams, self._memory, 0)
         for job in divide([work], sources, streams, max(1, len(self._source.dataset.index.shards))):
@@ -73,8 +81,30 @@ class DirectReader:
             self.bytes_read += found.bytes
             for group, error in found.failed:
                 group.fail(job.works, error)
-            for task in found.tasks:
-                self._decoder.run(task)
+            self._decode(found.tasks, threads)
         if work.error is not None:
             raise work.error
         return work
+
+    def _decode(self, tasks: Sequence[DecodeTask], threads: int) -> None:
+        """Share tasks out to threads; a frame that fails is noted in the batch."""
+        count = max(1, min(threads, len(tasks)))
+        while len(self._decoders) < count:
+            self._decoders.append(Decoder([self._source], self._verify, self._cache))
+        if count == 1:
+            for task in tasks:
+                self._decoders[0].run(task)
+            return
+        left = iter(tasks)
+        lock = threading.Lock()
+
+        def work(decoder: Decoder) -> None:
+            while True:
+                with lock:
+                    task = next(left, None)
+                if task is None:
+                    return
+                decoder.run(task)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(work, self._decoders[:count]))
