@@ -86,7 +86,7 @@ def main() -> None:
         peer = make()
         try:
             peer[0]
-        except (RuntimeError, ImportError, OSError) as error:
+        except (RuntimeError, ImportError, OSError, AttributeError) as error:
             results[backend] = str(error)[:100]
             continue
         mine = [KhlpDataset(path, keys="lerobot", delta_timestamps=deltas) for path in manifests.values()]

@@ -57,7 +57,9 @@ def against_lerobot(folder: Path, seconds: float) -> list[Ratio]:
         return [Ratio("KhlpDataset", "LeRobotDataset", float("nan"), ">= 1.5", "LeRobot is not installed")]
     command = [python, "-m", "benchmarks.lerobot_peer", str(folder), str(_FRAMES), str(seconds)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, check=True)
+    run = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
+    if run.returncode:
+        return [Ratio("KhlpDataset", "LeRobotDataset", float("nan"), ">= 1.5", run.stderr.strip().splitlines()[-1])]
     rows = []
     for backend, rates in json.loads(run.stdout.splitlines()[-1]).items():
         if isinstance(rates, str):
