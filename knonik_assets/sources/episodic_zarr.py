@@ -11,7 +11,8 @@ from knonik_assets.sources.arrays import DictTree
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.naming import natural_key
 from knonik_assets.sources.zarr_arrays import attributes, scan
-from knonik_assets.sources.zarr_files import ZipArchive, open_files
+from knonik_assets.sources.zarr_files import open_files
+from knonik_assets.sources.zip_archive import ZipArchive
 from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = ["EpisodicZarrSource", "store_name"]

@@ -16,8 +16,9 @@ from knonik_assets.sources.arrays import Path as Place
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.naming import natural_key
 from knonik_assets.sources.replay_videos import camera_files, cameras, video_array
+from knonik_assets.sources.store_files import Files
 from knonik_assets.sources.zarr_arrays import attributes, scan
-from knonik_assets.sources.zarr_files import Files, open_files
+from knonik_assets.sources.zarr_files import open_files
 from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = ["ReplayZarrSource"]

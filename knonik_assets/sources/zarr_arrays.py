@@ -17,7 +17,8 @@ import numpy.typing as npt
 import zarr
 
 from knonik_assets.sources.arrays import MOST_BYTES, Array, Path, bounded
-from knonik_assets.sources.zarr_files import Files, FilesStore
+from knonik_assets.sources.store_files import Files
+from knonik_assets.sources.zarr_files import FilesStore
 from knonik_assets.sources.zarr_guard import Guard
 from knonik_assets.sources.zarr_pictures import PictureArray, picture_codec
 from knonik_loader.errors import EpisodeError, KnonikError

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.sources.arrays import Array, bounded
-from knonik_assets.sources.zarr_files import Files
+from knonik_assets.sources.store_files import Files
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["PictureArray", "picture_codec"]
