@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,12 @@ __all__ = ["RldsSource"]
 _SHARD = re.compile(r"(?P<split>.+)\.(?P<format>\w+)-(?P<shard>\d{5,})-of-(?P<of>\d{5,})")
 _INSTRUCTION = re.compile(r"(natural_)?language_instruction(_\d+)?|instruction|task_description")
 _MOST_JSON = 64 << 20
+_MOST_SHARDS = 1 << 17
+_NUMBERS = {
+    "{SHARD_X_OF_Y}": r"(?P<shard>\d{5,})-of-(?P<of>\d{5,})",
+    "{SHARD_INDEX}": r"(?P<shard>\d{5,})",
+    "{NUM_SHARDS}": r"(?P<of>\d{5,})",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +105,17 @@ class RldsSource:
         if kind != "tfrecord":
             raise SourceError(f"{home}: its files are {kind}; only tfrecord is read: convert it with TFDS.")
         name = str(info.get("name") or "")
-        there: dict[str, dict[int, tuple[Path, int]]] = {}
-        for path in sorted(home.iterdir()):
-            found = _SHARD.fullmatch(path.name)
-            if found is not None and found["format"] == "tfrecord":
-                split = found["split"].removeprefix(f"{name}-") if name else found["split"].rsplit("-", 1)[-1]
-                there.setdefault(split, {})[int(found["shard"])] = (path, int(found["of"]))
         counts = _shard_lengths(info)
+        there = _shard_files(home, name, _templates(info, name))
         if not there:
             raise SourceError(f"{home}: no *.tfrecord-NNNNN-of-NNNNN file is there: the download is incomplete.")
         for split in dict.fromkeys([*counts, *sorted(there, key=natural_key)]):
             own, lengths = there.get(split, {}), counts.get(split)
             total = len(lengths) if lengths is not None else max((of for _, of in own.values()), default=0)
-            for number in range(max(total, max(own, default=-1) + 1)):
+            total = max(total, max(own, default=-1) + 1)
+            if total > _MOST_SHARDS:
+                raise SourceError(f"{home}: {total} shards of {split}; at most {_MOST_SHARDS} are accepted.")
+            for number in range(total):
                 expected = lengths[number] if lengths is not None and number < len(lengths) else None
                 path = (
                     own[number][0] if number in own else home / f"{name}-{split}.tfrecord-{number:05d}-of-{total:05d}"
@@ -199,6 +204,41 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SourceError(f"{path}: a {type(found).__name__} where an object is wanted.")
     return found
+
+
+def _shard_files(
+    home: Path, name: str, templates: Mapping[str, re.Pattern[str]]
+) -> dict[str, dict[int, tuple[Path, int]]]:
+    """Split → number → file and how many it says there are. Files are looked for in this folder alone."""
+    found: dict[str, dict[int, tuple[Path, int]]] = {}
+    for path in sorted(home.iterdir()):
+        for split, pattern in templates.items():
+            if (own := pattern.fullmatch(path.name)) is not None:
+                found.setdefault(split, {})[int(own["shard"])] = (path, int(own.groupdict().get("of") or 0))
+                break
+        else:
+            usual = _SHARD.fullmatch(path.name)
+            if usual is not None and usual["format"] == "tfrecord":
+                split = usual["split"].removeprefix(f"{name}-") if name else usual["split"].rsplit("-", 1)[-1]
+                found.setdefault(split, {})[int(usual["shard"])] = (path, int(usual["of"]))
+    return found
+
+
+def _templates(info: Mapping[str, Any], name: str) -> dict[str, re.Pattern[str]]:
+    """Split → what its files are called, where dataset_info.json has a template that is understood."""
+    found = {}
+    splits = info.get("splits")
+    for split in splits if isinstance(splits, list) else []:
+        template, own = (split.get("filepathTemplate"), split.get("name")) if isinstance(split, dict) else (None, None)
+        if not isinstance(template, str) or not isinstance(own, str):
+            continue
+        known = {"{DATASET}": re.escape(name), "{SPLIT}": re.escape(own), "{FILEFORMAT}": "tfrecord", **_NUMBERS}
+        parts = re.split(r"(\{[A-Z_]+\})", template)
+        if all(part in known for part in parts[1::2]) and any(part in _NUMBERS for part in parts[1::2]):
+            text = "".join(known[part] if part in known else re.escape(part) for part in parts)
+            with suppress(re.error):  # a template that names a number twice
+                found[own] = re.compile(text)
+    return {split: pattern for split, pattern in found.items() if "shard" in pattern.groupindex}
 
 
 def _shard_lengths(info: Mapping[str, Any]) -> dict[str, list[int]]:

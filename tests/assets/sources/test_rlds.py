@@ -312,6 +312,29 @@ def test_several_splits(tmp_path):
     assert [ref.source_id for ref in source(home, "rlds").episodes()] == ["train-00000#0", "val-unseen-00000#0"]
 
 
+def test_files_named_by_a_template(tmp_path):
+    home = dataset(tmp_path, [[leaves(0)], [leaves(1)], [leaves(2)]])
+    info = json.loads((home / "dataset_info.json").read_text())
+    info["splits"][0]["filepathTemplate"] = "{SPLIT}_{SHARD_INDEX}.{FILEFORMAT}"
+    (home / "dataset_info.json").write_text(json.dumps(info))
+    for number in (0, 2):
+        (home / f"robot-train.tfrecord-{number:05d}-of-00003").rename(home / f"train_{number:05d}.tfrecord")
+    (home / "robot-train.tfrecord-00001-of-00003").rename(tmp_path / "elsewhere")
+    refs = source(home, "rlds").episodes()
+    assert [ref.source_id for ref in refs] == ["train-00000#0", "train-00001", "train-00002#0"]
+    info["splits"][0]["filepathTemplate"] = "../../{SPLIT}_{SHARD_INDEX}.{FILEFORMAT}"
+    (home / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(SourceError, match="download is incomplete"):
+        source(home, "rlds").episodes()
+
+
+def test_a_name_that_promises_millions_of_shards(tmp_path):
+    home = dataset(tmp_path, [[leaves(0)]], info=False)
+    (home / "robot-train.tfrecord-00000-of-00001").rename(home / "robot-train.tfrecord-00000-of-99999999")
+    with pytest.raises(SourceError, match="99999999 shards of train"):
+        source(home, "rlds").episodes()
+
+
 def test_versions_below_the_input(tmp_path):
     dataset(tmp_path, [[leaves(0)]])
     assert len(source(tmp_path, "rlds").episodes()) == 1
