@@ -69,6 +69,8 @@ def forever(loader: DataLoader) -> Any:
 
 
 def main() -> None:
+    from lerobot.datasets import video_utils
+
     folder, most, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     torch.manual_seed(0)
     manifests = {path.name: path / "hlp_manifest.json" for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -89,6 +91,8 @@ def main() -> None:
         except (RuntimeError, ImportError, OSError, AttributeError) as error:
             results[backend] = str(error)[:100]
             continue
+        if backend == "torchcodec":  # what it opened here would be shared with forked workers, which then read garbage
+            video_utils._default_decoder_cache.clear()
         mine = [KhlpDataset(path, keys="lerobot", delta_timestamps=deltas) for path in manifests.values()]
         calls = [lambda dataset=dataset: rate(dataset, cameras, seconds) for dataset in (peer, *mine)]
         rates = alternate(2, *calls)

@@ -124,6 +124,36 @@ def test_ranks_that_seed_alike_draw_differently(monkeypatch):
     assert not {row[1:] for epoch in ranks[0] for row in epoch} & {row[1:] for epoch in ranks[1] for row in epoch}
 
 
+def numbered(worker_id):
+    """As training scripts write it themselves."""
+    worker_seed = (torch.initial_seed() + worker_id) % (2**32)
+    np.random.seed(worker_seed)
+    random.seed(worker_seed)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+@pytest.mark.parametrize("init", [worker_init_fn, numbered])
+def test_a_usual_dataloader_is_reproducible(dataset, init):
+    def run():
+        loader = DataLoader(
+            dataset,
+            batch_size=32,
+            shuffle=True,
+            num_workers=4,
+            pin_memory=True,
+            persistent_workers=True,
+            worker_init_fn=init,
+            generator=torch.Generator().manual_seed(42),
+        )
+        return [list(samples(loader)) for _ in range(2)]
+
+    first, second = run()
+    assert [first, second] == run()
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
 def seeded(sample):
     return {**sample, "streams": {"seed": np.array([sample["rng_seed"] >> 1], np.int64)}}
 
