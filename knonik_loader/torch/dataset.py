@@ -14,17 +14,16 @@ import numpy.typing as npt
 from knonik_loader.errors import ConfigError
 from knonik_loader.plan.anchors import AnchorTable
 from knonik_loader.plan.hashing import derive_key, hash64
+from knonik_loader.torch.collation import split_batch
 from knonik_loader.torch.epochs import SharedNumber, epoch_number
 from knonik_loader.torch.meta import LerobotMeta
 from knonik_loader.torch.need import Dataset, torch
 from knonik_loader.torch.packed import DatasetOptions, Packed
 
-__all__ = ["KhlpDataset", "split_batch"]
+__all__ = ["KhlpDataset"]
 
 
 IntArray = npt.NDArray[np.int64]
-
-_OF_BATCHES = {"_dataset_name", "_dataset_names", "_stream_names"}
 
 
 class KhlpDataset(Packed, Dataset):  # type: ignore[misc]
@@ -156,13 +155,3 @@ class KhlpDataset(Packed, Dataset):  # type: ignore[misc]
             draw = int(torch.randint(2**62, (1,)))
             return hash64(derive_key("augment", config.seed, "drawn", draw), np.arange(len(ids)))
         return hash64(derive_key("augment", config.seed, epoch), ids)
-
-
-def split_batch(batch: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
-    """Samples of a batch: views of its tensors; numbers of its metadata as PyTorch's collation wants them."""
-    columns = {
-        key: value.tolist() if key.startswith("_") and not isinstance(value, list) else value
-        for key, value in batch.items()
-        if key not in _OF_BATCHES
-    }
-    return [{key: value[at] for key, value in columns.items()} for at in range(size)]

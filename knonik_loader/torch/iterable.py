@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 from knonik_loader.errors import ConfigError, ResumeMismatchError
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.state import STATE_VERSION, check_state, whole_number
-from knonik_loader.torch.dataset import split_batch
+from knonik_loader.torch.collation import split_batch
 from knonik_loader.torch.epochs import PassCounter, SharedNumber, epoch_number
 from knonik_loader.torch.need import IterableDataset, get_worker_info, torch
 from knonik_loader.torch.packed import DatasetOptions, Packed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from knonik_loader.config import resolve_stream
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.types import StreamInfo
-from knonik_loader.torch.need import torch
+from knonik_loader.torch.need import get_worker_info, torch
 from knonik_loader.validation import nearest
 
 __all__ = ["LerobotShape"]
@@ -111,7 +112,7 @@ class LerobotShape:
         """(B, T, H, W, 3) uint8 → (B, T, 3, H, W); what an augmentation made of other types stays of that type."""
         moved = value.permute(0, 1, 4, 2, 3)
         if self._as_float and value.dtype == torch.uint8:
-            return moved.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+            return torch.div(moved, 255, out=_empty(moved.shape))
         return moved.contiguous()
 
     def _key_of(self, name: str, streams: Sequence[StreamInfo]) -> str:
@@ -143,3 +144,11 @@ def _name(stream: StreamInfo, state: str | None) -> str:
     if stream.key == state:
         return "observation.state"
     return stream.name if stream.name == "action" or "." in stream.name else f"observation.{stream.name}"
+
+
+def _empty(shape: Sequence[int]) -> Any:  # noqa: ANN401 - a tensor
+    """Float32 memory; in a worker that which the main process will see, so that sending it copies nothing."""
+    if get_worker_info() is None:
+        return torch.empty(shape)
+    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape), device="cpu")
+    return torch.empty(0).set_(storage, 0, shape)

@@ -249,3 +249,25 @@ def test_irregular_clocks(tmp_path):
     np.testing.assert_array_equal(mine["rgb_cam_0"], batch["rgb_cam_0"])
     np.testing.assert_array_equal(mine["_timestamps"], clock)
     check_frames(packed, mine, {"state": np.arange(50)[:, None]})
+
+
+def test_collation_sees_what_was_done_to_samples(many):
+    dataset = KhlpDataset(many.manifest)
+    together = dataset.__getitems__([3, 1, 2])
+    whole = default_collate(together)
+    assert whole["state"].data_ptr() == together[0]["state"].data_ptr()  # nothing was copied
+    plain = default_collate([dict(sample) for sample in together])
+    assert whole.keys() == plain.keys()
+    for key, value in whole.items():
+        assert torch.equal(value, plain[key]) if torch.is_tensor(value) else value == plain[key], key
+    turned = default_collate(together[::-1])
+    assert turned["_frame_indices"].tolist() == plain["_frame_indices"].tolist()[::-1]
+    assert torch.equal(turned["state"], plain["state"].flip(0))
+    assert len(default_collate(together[:2])["state"]) == 2
+    together[1]["state"] = together[1]["state"] + 1
+    assert torch.equal(default_collate(together)["state"][1], plain["state"][1] + 1)
+    together = dataset.__getitems__([3, 1, 2])
+    for sample in together:
+        sample["more"] = 7
+    assert default_collate(together)["more"].tolist() == [7, 7, 7]
+    assert type(pickle.loads(pickle.dumps(together[0]))) is dict
