@@ -14,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from knonik_assets.commands.bench import bench_command
 from knonik_assets.commands.console import out, say
 from knonik_assets.commands.datasets import dataset_app
 from knonik_assets.commands.ingest import ingest_command
+from knonik_assets.commands.live import live_command
 from knonik_assets.commands.login import login_command, logout_command, status_command
 from knonik_assets.commands.look import detect_command, inspect_command
 from knonik_assets.commands.pack import pack_command, packer_command
@@ -29,8 +31,18 @@ from knonik_loader.errors import KnonikError
 
 __all__ = ["app", "main", "packer_app", "packer_main"]
 
+
+class _Group(TyperGroup):
+    """Commands of two words, such as ``ingest live`` beside ``ingest``, which has options of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - of typer's own copy of click
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+
 app = typer.Typer(
     name="knonik",
+    cls=_Group,
     help="Robot recordings in, clean episodes and training shards out.",
     no_args_is_help=True,
     add_completion=False,
@@ -71,6 +83,7 @@ def _packer_root() -> None:
 
 
 app.command("ingest")(ingest_command)
+app.command("ingest live")(live_command)
 app.command("pack")(pack_command)
 app.command("detect")(detect_command)
 app.command("inspect")(inspect_command)

@@ -27,6 +27,7 @@ from knonik_assets.configs.ingest import (
     StagedPictures,
     StagedStreams,
 )
+from knonik_assets.configs.live import LiveConfig
 from knonik_assets.configs.pack import PackOptions
 from knonik_assets.configs.presets import DepthPreset, NumericPreset, RgbPreset
 from knonik_loader.config_models import AzureParams, GcsParams, LoaderConfig, LocalParams, S3Params, StreamOptions
@@ -47,6 +48,7 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("An entry of `streams.depth`", "", StagedDepth),
     ("An entry of `streams.numeric`", "", StagedNumeric),
     ("`language`", "`false` writes no annotations.", LanguageBlock),
+    ("Live config", "The file that `knonik ingest live --config` and `run_live` read.", LiveConfig),
     ("`preset.rgb`", "", RgbPreset),
     ("`preset.depth`", "", DepthPreset),
     ("`preset.numeric`", "", NumericPreset),

@@ -59,7 +59,8 @@ class DepthStream:
         self._file: Any = None
         self._data: Any = None
         self._shape: tuple[int, int] | None = None
-        self._above = self._below = self._without = 0
+        self._counts: list[tuple[int, int, int]] = []
+        """Of each frame: readings above the maximum, below half a quantum, and pixels without a reading."""
 
     @property
     def path(self) -> Path | None:
@@ -92,9 +93,18 @@ class DepthStream:
             self._data.resize(self.count + 1, axis=0)
             self._data.id.write_direct_chunk((self.count, 0, 0), chunk)
         self.count += 1
-        self._above += above
-        self._below += below
-        self._without += int(np.count_nonzero(steps == 0))
+        self._counts.append((above, below, int(np.count_nonzero(steps == 0))))
+
+    def cut(self, length: int) -> None:
+        """Keep the first ``length`` frames.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        with storage_errors("write", self._path):
+            self._data.resize(length, axis=0)
+        self.count = length
+        del self._counts[length:]
 
     def finish(self) -> None:
         """Close the file."""
@@ -128,15 +138,16 @@ class DepthStream:
 
     def params(self) -> dict[str, Any]:
         """How the stream was written, for ``stream_params``."""
+        above, below, without = (sum(counts) for counts in zip((0, 0, 0), *self._counts, strict=True))
         out: dict[str, Any] = {
             "fps": self.fps,
             "codec": "hdf5-gzip",
             "level": _GZIP_LEVEL,
             "quantization_mm": self._preset.quantization_mm,
             "max_m": self._preset.max_m,
-            "above_max": self._above,
-            "below_quantum": self._below,
-            "no_reading": self._without,
+            "above_max": above,
+            "below_quantum": below,
+            "no_reading": without,
         }
         return out if self._shape is None else out | {"height": self._shape[0], "width": self._shape[1]}
 

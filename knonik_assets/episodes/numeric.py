@@ -51,6 +51,13 @@ class NumericStream:
             self._rows.append(np.array(rows, np.float32))
         self.count += len(rows)
 
+    def cut(self, length: int) -> None:
+        """Keep the first ``length`` rows."""
+        self._rows = [np.concatenate(self._rows)[:length]]
+        if self._times:
+            self._times = [np.concatenate(self._times)[:length]]
+        self.count = length
+
     def write(self, folder: Path, clock: npt.NDArray[np.float64]) -> None:
         """Write ``<name>/`` (T, D) and ``<name>_time/`` (T,), the episode's clock where the rows brought no times.
 

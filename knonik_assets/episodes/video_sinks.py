@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import suppress
 from fractions import Fraction
@@ -31,7 +32,7 @@ from knonik_assets.sources.images import image_shape
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import Converter, tag_context
 
-__all__ = ["EncoderSink", "JpegSink", "PacketSink", "jpeg_size"]
+__all__ = ["EncoderSink", "JpegSink", "PacketSink", "jpeg_size", "keep_packets"]
 
 _LONG_BEFORE = 1 << 31
 
@@ -102,6 +103,10 @@ class _TimedSink(_Sink):
 
     def _next_pts(self) -> int:
         return frame_pts(self._times[-1] if self._times else None, len(self._times), self._fps)
+
+    def forget(self, length: int) -> None:
+        """The closed file was cut to its first ``length`` frames."""
+        del self._times[length:]
 
     def _check_table(self, table: PacketTable, count: int, gop: int, where: str) -> None:
         self._check_count(table, count, where)
@@ -182,18 +187,15 @@ class JpegSink(_TimedSink):
     def __init__(self, path: Path, size: tuple[int, int], rgb: RgbPreset, fps: float) -> None:
         super().__init__(path, fps)
         self._rgb = rgb
-        self._passed = 0
+        self._passed: list[bool] = []
+        """Of each frame: whether it came encoded."""
         rate = Fraction(min(max(fps, 1.0), 1000.0)).limit_denominator(1001)
         self._stream = self._container.add_mux_stream("mjpeg", rate=rate, width=size[1], height=size[0])
         self._stream.time_base = TIME_BASE
 
     def push(self, frame: Frame, where: str) -> None:
         """Store a JPEG byte for byte, or encode one (H, W, 3) uint8 picture."""
-        if isinstance(frame, EncodedImage):
-            data = frame.data
-            self._passed += 1
-        else:
-            data = self._encode(frame)
+        data = frame.data if isinstance(frame, EncodedImage) else self._encode(frame)
         packet = av.Packet(data)
         packet.stream = self._stream
         packet.pts = packet.dts = self._next_pts()
@@ -203,6 +205,12 @@ class JpegSink(_TimedSink):
         with media_errors("write", self.path, where):
             self._container.mux(packet)
         self._times.append(pts)
+        self._passed.append(isinstance(frame, EncodedImage))
+
+    def forget(self, length: int) -> None:
+        """The closed file was cut to its first ``length`` frames."""
+        super().forget(length)
+        del self._passed[length:]
 
     def verify(self, table: PacketTable, count: int, where: str) -> None:
         """Check the file's packets against what was pushed."""
@@ -214,9 +222,9 @@ class JpegSink(_TimedSink):
             "codec": "jpeg",
             "quality": self._rgb.quality,
             "chroma": self._rgb.chroma,
-            "passed_through": self._passed,
+            "passed_through": sum(self._passed),
         }
-        if self._passed == len(self._times):
+        if all(self._passed):
             # Nothing was encoded here, so these knobs had nothing to do.
             out["inactive"] = ["rgb.quality", "rgb.chroma"]
         return out
@@ -231,6 +239,33 @@ class JpegSink(_TimedSink):
                 fastdct=False,
             )
         )
+
+
+def keep_packets(path: Path, length: int, where: str) -> None:
+    """Cut a file that one of these sinks wrote to its first ``length`` packets.
+
+    Our encoders look neither ahead nor back over a frame, so packets stand in order of presentation and none needs a
+    later one.
+
+    Raises:
+        EpisodeError: the file is damaged or shorter.
+        StorageError: the disk refuses.
+    """
+    whole = path.with_name(f"whole_{path.name}")
+    with media_errors("cut", path, where):
+        path.rename(whole)
+    with media_errors("read", whole, where), av.open(str(whole)) as source:
+        stream = source.streams.video[0]
+        sink = PacketSink(path, stream.codec_context.codec.canonical_name, stream, 0)
+        try:
+            for packet in itertools.islice((found for found in source.demux(stream) if found.size), length):
+                sink.push(packet, where)
+            sink.close(where)
+        except BaseException:
+            sink.abort()
+            raise
+    with media_errors("cut", path, where):
+        whole.unlink()
 
 
 class PacketSink(_Sink):

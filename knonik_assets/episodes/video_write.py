@@ -11,7 +11,7 @@ import av
 
 from knonik_assets.configs.presets import RgbPreset
 from knonik_assets.episodes.video import FALLBACK_CODEC, array_of, scan, suffix
-from knonik_assets.episodes.video_sinks import EncoderSink, JpegSink, PacketSink, jpeg_size
+from knonik_assets.episodes.video_sinks import EncoderSink, JpegSink, PacketSink, jpeg_size, keep_packets
 from knonik_assets.sources.base import EncodedImage, Frame
 from knonik_assets.sources.images import decode_image
 from knonik_loader.errors import EpisodeError
@@ -96,6 +96,21 @@ class RgbStream:
             sink.path.unlink(missing_ok=True)
             raise
         self._sink, self.count, self._size = sink, count, sink.size
+
+    def cut(self, length: int) -> None:
+        """Close the file and keep its first ``length`` frames, their packets untouched.
+
+        Raises:
+            EpisodeError: the stream was copied as packets, or its file is damaged.
+            StorageError: the disk refuses.
+        """
+        if isinstance(self._sink, PacketSink):
+            raise EpisodeError(f"{self._where()}: the stream was copied as packets and cannot be cut")
+        if self._sink is not None:
+            self._sink.close(self._where())
+            keep_packets(self._sink.path, length, self._where())
+            self._sink.forget(length)
+            self.count = length
 
     def finish(self) -> None:
         """Flush and close the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import threading
@@ -17,9 +18,10 @@ import numpy.typing as npt
 from knonik_assets.configs.presets import Preset
 from knonik_assets.episodes.depth import DepthStream
 from knonik_assets.episodes.language import write_language
-from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, FileEntry, check_extra, write_metadata
+from knonik_assets.episodes.metadata import EpisodeMetadata, FileEntry, check_extra, write_metadata
 from knonik_assets.episodes.numeric import NumericStream, write_array
 from knonik_assets.episodes.storing import check_name, digest_file, new_workspace, publish, storage_errors
+from knonik_assets.episodes.stream_names import CLOCK, check_free, check_numeric
 from knonik_assets.episodes.video import check_preset
 from knonik_assets.episodes.video_write import RgbStream
 from knonik_assets.sources.base import Frame, Language
@@ -27,8 +29,6 @@ from knonik_loader.errors import ConfigError, EpisodeError
 
 __all__ = ["EpisodeWriter"]
 
-_CLOCK = "frame_time"
-_RESERVED = frozenset({_CLOCK, "annotations", METADATA})
 _S = TypeVar("_S", RgbStream, DepthStream, NumericStream)
 
 
@@ -45,7 +45,8 @@ class EpisodeWriter:
         preset: How to compress.
         source_format: The reader's name.
         source_id: The source's own name of the episode.
-        source_fingerprint: Digest of the episode's content in the source.
+        source_fingerprint: Digest of the episode's content in the source; None where there is no source to look at
+            again, and the digest is that of the files written.
         config_fingerprint: Digest of what the config asks for.
         dataset: Free text.
         robot_type: Free text.
@@ -69,7 +70,7 @@ class EpisodeWriter:
         preset: Preset,
         source_format: str,
         source_id: str,
-        source_fingerprint: str,
+        source_fingerprint: str | None,
         config_fingerprint: str,
         dataset: str,
         robot_type: str,
@@ -145,13 +146,7 @@ class EpisodeWriter:
         """
         with self._lock:
             check_name(name, "numeric stream")
-            self._check_numeric_name(name)
-            if dim < 1:
-                raise EpisodeError(f"stream {name!r}: {dim} numbers a row; at least 1 is needed")
-            if channel_names is not None and len(channel_names) != dim:
-                raise EpisodeError(f"stream {name!r}: {len(channel_names)} channel names for {dim} numbers a row")
-            if role is not None and role in self._roles:
-                raise EpisodeError(f"both {self._roles[role]!r} and {name!r} claim to be the {role}")
+            check_numeric(name, dim, role, channel_names, self._roles)
             self._claim(name)
             preset = self._preset.numeric
             if chunk_len is not None:
@@ -223,6 +218,28 @@ class EpisodeWriter:
         """Set what the robot was told, and which of the three places said so."""
         self._language = (language, origin)
 
+    def cut(self, length: int) -> dict[str, int]:
+        """Shorten every stream to its first ``length`` frames; longer ones are complete afterwards.
+
+        Videos are cut by their packets: no frame that stays is encoded again.
+
+        Returns:
+            Stream → frames cut from its end, of those that were longer; what `commit` takes as ``trimmed``.
+
+        Raises:
+            EpisodeError: ``length`` is not positive, a stream was copied as packets, or a file is damaged.
+            StorageError: the disk refuses.
+        """
+        if length < 1:
+            raise EpisodeError(f"{self.episode_id} cannot be cut to {length} frames")
+        streams: list[RgbStream | DepthStream | NumericStream] = [*self._media(), *self._numeric.values()]
+        trimmed = {}
+        for key, stream in zip(self._batch_keys(), streams, strict=True):
+            if stream.count > length:
+                trimmed[key] = stream.count - length
+                stream.cut(length)
+        return trimmed
+
     def commit(self, *, trimmed: Mapping[str, int] | None = None) -> EpisodeMetadata:
         """Finish every file, read the results back, and put the episode in place, replacing an older one.
 
@@ -242,7 +259,7 @@ class EpisodeWriter:
                 media.finish()
                 media.verify()
             clock, origin = self._clock or (np.arange(length) / self.fps, "frame_index")
-            write_array(self._work / _CLOCK, clock, self._preset.numeric)
+            write_array(self._work / CLOCK, clock, self._preset.numeric)
             for numeric in self._numeric.values():
                 numeric.write(self._work, clock)
             if self._language is not None:
@@ -292,14 +309,7 @@ class EpisodeWriter:
         """Refuse a stream whose key in batches, or whose files, another stream has already."""
         if self._done:
             raise EpisodeError(f"{self.episode_id} was already committed or aborted and takes no more streams")
-        taken = {key for name in self._batch_keys() for key in (name, f"{name}_time")}
-        if key in taken or f"{key}_time" in taken:
-            raise EpisodeError(f"stream {key!r} collides with a stream that {self.episode_id} has already: rename one")
-
-    def _check_numeric_name(self, name: str) -> None:
-        is_file = name.startswith(("rgb_", "depth_")) and name.endswith((".webm", ".mkv", ".hdf5"))
-        if name in _RESERVED or is_file:
-            raise EpisodeError(f"a numeric stream cannot be called {name!r}, a name with a meaning here: rename it")
+        check_free(key, self._batch_keys(), self.episode_id)
 
     def _check_lengths(self) -> int:
         """The one length of all streams and the clock."""
@@ -313,7 +323,7 @@ class EpisodeWriter:
         if not lengths:
             raise EpisodeError(f"{self.episode_id} has no streams")
         if self._clock is not None:
-            lengths[_CLOCK] = len(self._clock[0])
+            lengths[CLOCK] = len(self._clock[0])
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise EpisodeError(f"the streams of {self.episode_id} differ in length ({listed})")
@@ -346,9 +356,13 @@ class EpisodeWriter:
             for path in sorted(path for path in self._work.rglob("*") if path.is_file()):
                 size, digest = digest_file(path)
                 files[path.relative_to(self._work).as_posix()] = FileEntry(bytes=size, sha256=digest)
+        about = self._about
+        if about["source_fingerprint"] is None:
+            listed = "".join(f"{name} {entry.sha256}\n" for name, entry in files.items())
+            about = about | {"source_fingerprint": hashlib.sha256(listed.encode()).hexdigest()}
         return EpisodeMetadata(
             **self._extra,
-            **self._about,
+            **about,
             rgb_streams=list(self._rgb),
             depth_streams=list(self._depth),
             numeric_streams=list(self._numeric),

@@ -14,7 +14,17 @@ from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Language, StreamSpec
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["LanguageOrigin", "Length", "about", "clock", "common_length", "key_of", "language", "nominal_fps"]
+__all__ = [
+    "LanguageOrigin",
+    "Length",
+    "about",
+    "clock",
+    "common_length",
+    "key_of",
+    "language",
+    "measured_fps",
+    "nominal_fps",
+]
 
 LanguageOrigin = Literal["config", "source", "metadata"]
 _DEFAULT_FPS = 30.0
@@ -76,7 +86,7 @@ def nominal_fps(
 ) -> tuple[float, str | None]:
     """The config's rate, else what the source states, else what an even clock shows, else 30; and a warning or None."""
     stated = [spec.fps for spec in streams if spec.fps] if config.fps is None else [config.fps]
-    measured = _measured(times)
+    measured = measured_fps(times)
     if stated:
         fps = float(stated[0])
         if measured is not None and abs(measured / fps - 1) > _REGULAR:
@@ -89,7 +99,7 @@ def nominal_fps(
     return _DEFAULT_FPS, f"no frame rate in the data or the config: {_DEFAULT_FPS:g} is assumed; set fps"
 
 
-def _measured(times: npt.NDArray[np.float64] | None) -> float | None:
+def measured_fps(times: npt.NDArray[np.float64] | None) -> float | None:
     """Frames a second of an evenly ticking clock; None where it ticks unevenly."""
     if times is None or len(times) < 3:
         return None

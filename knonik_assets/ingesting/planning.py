@@ -96,12 +96,18 @@ def refuse_strangers(out: Path, planned: Sequence[Planned]) -> None:
 
 
 def departed(out: Path, source_ids: Collection[str], numbers: Mapping[str, int]) -> list[str]:
-    """Ids of the episodes in OUT that the source no longer has, in natural order."""
+    """Ids of the episodes in OUT that the source no longer has, in natural order.
+
+    What was captured live came from no source, so none can have lost it.
+    """
     names = {episode_name(number): source_id for source_id, number in numbers.items()}
     found = []
     for path in list_episodes(out):
         try:
-            source_id = read_metadata(path).source_id
+            metadata = read_metadata(path)
+            if metadata.source_format == "live":
+                continue
+            source_id = metadata.source_id
         except EpisodeError:
             source_id = names.get(path.name, "")
         if source_id not in source_ids:

@@ -13,7 +13,7 @@ __all__ = ["REPORT", "EpisodeOutcome", "IngestReport"]
 
 REPORT = "ingest_report.json"
 
-Status = Literal["written", "skipped", "failed", "empty"]
+Status = Literal["written", "skipped", "failed", "empty", "discarded"]
 
 
 class EpisodeOutcome(BaseModel):
@@ -24,7 +24,8 @@ class EpisodeOutcome(BaseModel):
     episode_id: str
     source_id: str
     status: Status
-    """``skipped``: unchanged since it was ingested; ``empty``: the source has no frame of it."""
+    """``skipped``: unchanged since it was ingested; ``empty``: the source has no frame of it;
+    ``discarded``: its live capture was aborted by the producer."""
     reason: str = ""
     """Why it failed or is empty."""
     frames: int = 0

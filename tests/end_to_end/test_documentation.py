@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/ingest.md", "docs/packing.md", "docs/pipeline.md", "docs/loading.md"]
+PAGES = ["README.md", "docs/ingest.md", "docs/live.md", "docs/packing.md", "docs/pipeline.md", "docs/loading.md"]
 BLOCK = re.compile(r"^```(\w*) ?(\S*)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
