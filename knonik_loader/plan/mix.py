@@ -249,9 +249,11 @@ class MixSampler:
             "shard_by": config.shard_by,
             "world_size": self.world_size if self._by_episode else None,
         }
+        shared = set(result)
         for dataset in self.datasets:
             own = dataset.identity
-            result |= {f"{dataset.name}.{key}": own[key] for key in own if key not in result}
+            # A dataset's seed may be its own; the other keys of the same name are of the whole mix.
+            result |= {f"{dataset.name}.{key}": own[key] for key in own if key == "seed" or key not in shared}
         return result | {"epoch_batches": self.num_batches}
 
     @functools.cached_property

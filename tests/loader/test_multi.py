@@ -198,6 +198,7 @@ def test_a_state_of_another_mix_is_refused_by_name(pair, tmp_path):
     for changed, named in (
         (lambda: mixed(pair, weights=(1, 1)), "weights"),
         (lambda: mixed(pair, own={"two": {"stride": 2}}), r"two\.stride"),
+        (lambda: mixed(pair, own={"two": {"seed": 9}}), r"two\.seed"),
         (lambda: mixed(dict(reversed(pair.items()))), "datasets"),
         (lambda: mixed(other), r"manifest\.two"),
     ):

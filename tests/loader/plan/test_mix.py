@@ -259,6 +259,7 @@ def test_any_batch_can_be_planned_alone(keys):
         ({"multi_epoch": "shortest"}, "multi_epoch"),
         ({"max_steps": 3}, "max_steps"),
         ({"own": {"b": {"stride": 2}}}, "b.stride"),
+        ({"own": {"b": {"seed": 5}}}, "b.seed"),
         ({"weights": (0.5, 0.25, 0.25)}, "weights"),
         ({"own": {"c": {"planner_locality": "low_mem"}}}, "c.planner_locality"),
     ],
