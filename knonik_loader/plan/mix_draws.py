@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -35,11 +34,11 @@ class Draws:
         ends = [sum(self._weights[: at + 1], Fraction()) for at in range(len(self._weights))]
         # A draw is a 64-bit word; each dataset has as many of them as its weight says, to within one in 2**64.
         self._ends = np.array([min(math.floor(end * 2**64), 2**64 - 1) for end in ends[:-1]], np.uint64)
-        self._lock = threading.Lock()
-        self._counted: tuple[int, list[IntArray]] = (-1, [])
+        # Replaced whole and never changed, so that threads need no lock, which a fork could find taken.
+        self._counted: tuple[int, tuple[IntArray, ...]] = (-1, ())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What was counted is not worth sending to another process, and locks don't travel."""
+        """What was counted is not worth sending to another process."""
         return Draws, (self._weights, self._seed)
 
     def datasets(self, epoch: int, start: int, stop: int) -> IntArray:
@@ -50,16 +49,17 @@ class Draws:
     def before(self, epoch: int, position: int) -> IntArray:
         """(D,) samples of each dataset before a position of an epoch."""
         block, inner = divmod(position, _BLOCK)
-        with self._lock:
-            known, sums = self._counted
-            if known != epoch:
-                sums = [np.zeros(len(self._weights), np.int64)]
-                self._counted = epoch, sums
-            while len(sums) <= block:
-                first = (len(sums) - 1) * _BLOCK
-                sums.append(sums[-1] + self._count(epoch, first, first + _BLOCK))
-            base = sums[block]
-        return base + self._count(epoch, block * _BLOCK, block * _BLOCK + inner)
+        known, sums = self._counted
+        if known != epoch:
+            sums = (np.zeros(len(self._weights), np.int64),)
+        if len(sums) <= block:
+            more = list(sums)
+            while len(more) <= block:
+                first = (len(more) - 1) * _BLOCK
+                more.append(more[-1] + self._count(epoch, first, first + _BLOCK))
+            sums = tuple(more)
+        self._counted = epoch, sums
+        return sums[block] + self._count(epoch, block * _BLOCK, block * _BLOCK + inner)
 
     def _count(self, epoch: int, start: int, stop: int) -> IntArray:
         return np.bincount(self.datasets(epoch, start, stop), minlength=len(self._weights)).astype(np.int64)

@@ -47,6 +47,8 @@ def exact_weights(weights: Sequence[float | int | str | Fraction]) -> list[Fract
 class Mixture:
     """Counts of every batch of an endless mix, a pure function of weights, batch size and batch number.
 
+    Threads may share it: the feeders of two passes do while one of them ends.
+
     Args:
         weights: one for each dataset, in any unit.
         batch: samples in a batch.
@@ -63,7 +65,10 @@ class Mixture:
         self.period = math.lcm(*(rest.denominator for rest in rests))
         # Parts of a sample that a batch holds beyond the whole ones, counted in 1 / period.
         self._rest = [int(rest * self.period) for rest in rests]
-        self._states: list[tuple[int, ...]] = [(0,) * len(shares)]
+        # By number, not in a list that grows: two threads that plan the same states put equal ones in the same places,
+        # and no lock is there that a fork could find taken.
+        self._states: dict[int, tuple[int, ...]] = {0: (0,) * len(shares)}
+        self._known = 0
 
     def __repr__(self) -> str:
         return f"Mixture({', '.join(map(str, self.weights))}; batch={self.batch})"
@@ -80,10 +85,11 @@ class Mixture:
 
     def _extras(self, step: int) -> tuple[int, ...]:
         """Samples beyond the whole parts that each dataset has had before a batch of the first period."""
-        while len(self._states) <= step // _MEMORY:
-            self._states.append(self._advance(self._states[-1], (len(self._states) - 1) * _MEMORY, _MEMORY))
-        start = step // _MEMORY * _MEMORY
-        return self._advance(self._states[step // _MEMORY], start, step - start)
+        wanted = step // _MEMORY
+        for number in range(self._known + 1, wanted + 1):
+            self._states[number] = self._advance(self._states[number - 1], (number - 1) * _MEMORY, _MEMORY)
+            self._known = max(self._known, number)
+        return self._advance(self._states[wanted], wanted * _MEMORY, step - wanted * _MEMORY)
 
     def _advance(self, state: tuple[int, ...], start: int, steps: int) -> tuple[int, ...]:
         given, period = list(state), self.period

@@ -44,6 +44,28 @@ def test_any_batch_can_be_asked_for_alone():
     assert Mixture(weights, 7).before(1500).tolist() == np.sum(expected, 0).tolist()
 
 
+class Overtaken(Mixture):
+    """Another thread asks for a later batch while the first state is worked out, and is done before it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.left = 1
+
+    def _advance(self, *args):
+        self.left -= 1
+        if self.left == 0:
+            self.counts(90)
+        return super()._advance(*args)
+
+
+def test_threads_may_share_it():
+    weights, batch = [0.55, 0.25, 0.12, 0.05, 0.03], 7
+    alone, shared = Mixture(weights, batch), Overtaken(weights, batch)
+    assert alone.period == 100
+    for step in (20, *range(100)):
+        assert shared.counts(step).tolist() == alone.counts(step).tolist()
+
+
 def test_counts_begin_again_with_the_period():
     mixture = Mixture([0.7, 0.3], 8)
     assert mixture.period == 5
