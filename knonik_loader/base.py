@@ -20,17 +20,17 @@ from knonik_loader.engine.fetch import ReadPolicy
 from knonik_loader.engine.metrics import MetricsFile
 from knonik_loader.engine.options import batch_memory, engine_options, frame_cache, worker_pool
 from knonik_loader.engine.stats import Statistics
-from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
+from knonik_loader.errors import ConfigError, LoaderClosedError
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.opening import Part
 from knonik_loader.plan.absent import absent_windows, with_absent
 from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window
+from knonik_loader.state import STATE_VERSION, check_state
 
 __all__ = ["DataLoader", "Plan"]
 
-STATE_VERSION = 1
 MOST_EPOCHS = 2**31
 _SHUTDOWN_S = 4.0
 
@@ -174,7 +174,10 @@ class DataLoader:
             ResumeMismatchError: the state belongs to another dataset or order; the message names what differs.
         """
         self._check_open()
-        self._upcoming = self._checked_state(state)
+        digests = {**{field: key for field, (key, _) in self._manifests().items()}, "digest": self._name}
+        self._upcoming = _Position(
+            *check_state(state, self.state_dict(), digests, epochs=MOST_EPOCHS - 1, steps=len(self) - 1)
+        )
         self._end_pass("load_state_dict() moved the loader; call iter() to go on from there")
 
     def stats(self) -> dict[str, Any]:
@@ -229,6 +232,8 @@ class DataLoader:
         sources = tuple(part.source() for part in self._parts)
         remote = any(source.dataset.storage.remote for source in sources)
         options = engine_options(config, remote)
+        # Of the other profiles there is nothing to bundle, and the key is told to be inactive.
+        bundles = "kdelta_direct_bundle_target_frames" not in config.inactive
         return Engine(
             sources=sources,
             streams=self._streams,
@@ -238,7 +243,7 @@ class DataLoader:
             stats=Statistics(config.inactive),
             metrics=MetricsFile(config.metrics_path, config.topology[0]) if config.metrics_path else None,
             options=options,
-            policy=ReadPolicy.of(remote, config.kdelta_direct_bundle_target_frames),
+            policy=ReadPolicy.of(remote, config.kdelta_direct_bundle_target_frames if bundles else None),
             cache=frame_cache(config, [stream for part in self._parts for stream in part.stored]),
             processes=worker_pool(config),
             substitute=functools.partial(with_substitutes, sources=self._sampler.sources)
@@ -280,35 +285,6 @@ class DataLoader:
         if position.step >= len(self):
             return position.epoch + self._sampler.epochs_per_pass, 0
         return position.epoch, position.step
-
-    def _checked_state(self, state: Mapping[str, Any]) -> _Position:
-        version = state.get("version") if hasattr(state, "get") else f"a {type(state).__name__}"
-        if version != STATE_VERSION:
-            raise ResumeMismatchError(
-                f"the state's version is {version!r}, this loader reads {STATE_VERSION}; pass what state_dict() gave."
-            )
-        mine = self.state_dict()
-        theirs = state.get("order")
-        order = theirs if isinstance(theirs, Mapping) else {}
-        for name, value in mine["order"].items():
-            if order.get(name) != value:
-                raise ResumeMismatchError(
-                    f"the state was saved with {name}={order.get(name)!r}, this loader has {value!r}; configure it as "
-                    "the saved run was, or start anew."
-                )
-        for name, (key, digest) in {**self._manifests(), "digest": (self._name, mine["digest"])}.items():
-            if state.get(name) != digest:
-                raise ResumeMismatchError(
-                    f"the state's {name} is {str(state.get(name))[:12]}…, that of {key} is {digest[:12]}…: the dataset "
-                    "was packed anew; name the manifest of the saved run's generation, or start anew."
-                )
-        numbers: list[int] = []
-        for name, limit in (("epoch", MOST_EPOCHS), ("step", len(self))):
-            value = state.get(name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
-                raise ResumeMismatchError(f"the state's {name} is {value!r}, which no run of this loader reaches.")
-            numbers.append(value)
-        return _Position(*numbers)
 
 
 def _planned(batch: Callable[[int, int], BatchPlan], absent: Mapping[str, Window], epoch: int, step: int) -> BatchPlan:

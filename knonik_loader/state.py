@@ -17,15 +17,18 @@ def whole_number(value: Any, limit: int = 2**62) -> int | None:  # noqa: ANN401 
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], key: str, steps: int) -> tuple[int, int]:
+def check_state(
+    state: object, mine: Mapping[str, Any], digests: Mapping[str, str], epochs: int, steps: int
+) -> tuple[int, int]:
     """Hold a saved state against that of this run.
 
     Args:
-        state: as saved.
-        mine: a state of this run: ``version``, ``order`` (name → what the order depends on), ``manifest``, ``digest``
-            and further fields that must be equal.
-        key: of the manifest, for messages.
-        steps: the highest step that the run has.
+        state: as saved, or whatever else was given.
+        mine: a state of this run: ``version``, ``order`` (name → what the order depends on), the fields of ``digests``,
+            and further ones that must be equal.
+        digests: field → what it is the digest of, for messages.
+        epochs: the highest epoch that a run has.
+        steps: the highest step that this run has.
 
     Returns:
         Epoch and step of the saved state.
@@ -33,32 +36,36 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], key: str, ste
     Raises:
         ResumeMismatchError: it belongs to another dataset or order; the message names what differs.
     """
-    version = state.get("version") if hasattr(state, "get") else f"a {type(state).__name__}"
-    if version != mine["version"]:
+    if not isinstance(state, Mapping):
+        raise ResumeMismatchError(f"a state is a mapping, got a {type(state).__name__}; pass what state_dict() gave.")
+    if state.get("version") != mine["version"]:
         raise ResumeMismatchError(
-            f"the state's version is {version!r}, this loader reads {mine['version']}; pass what state_dict() gave."
+            f"the state's version is {state.get('version')!r}, this loader reads {mine['version']}; pass what "
+            "state_dict() gave."
         )
     theirs = state.get("order")
     order = theirs if isinstance(theirs, Mapping) else {}
     fields = [(name, order.get(name), value) for name, value in mine["order"].items()]
-    free = {"version", "epoch", "step", "worker", "workers", "order", "manifest", "digest"}
+    free = {"version", "epoch", "step", "worker", "workers", "order", *digests}
     fields += [(name, state.get(name), value) for name, value in mine.items() if name not in free]
     for name, other, value in fields:
         if other != value:
             raise ResumeMismatchError(
-                f"the state was saved with {name}={other!r}, this one has {value!r}; configure it as the saved run "
+                f"the state was saved with {name}={other!r}, this loader has {value!r}; configure it as the saved run "
                 "was, or start anew."
             )
-    for name in ("manifest", "digest"):
+    for name, what in digests.items():
         if state.get(name) != mine[name]:
             raise ResumeMismatchError(
-                f"the state's {name} is {str(state.get(name))[:12]}…, that of {key} is {mine[name][:12]}…: the dataset "
-                "was packed anew; name the manifest of the saved run's generation, or start anew."
+                f"the state's {name} is {str(state.get(name))[:12]}…, that of {what} is {mine[name][:12]}…: the "
+                "dataset was packed anew; name the manifest of the saved run's generation, or start anew."
             )
     numbers = []
-    for name, limit in (("epoch", 2**31 - 2), ("step", steps)):
+    for name, limit in (("epoch", epochs), ("step", steps)):
         number = whole_number(state.get(name), limit)
         if number is None:
-            raise ResumeMismatchError(f"the state's {name} is {state.get(name)!r}, which no run of this one reaches.")
+            raise ResumeMismatchError(
+                f"the state's {name} is {state.get(name)!r}, which no run of this loader reaches."
+            )
         numbers.append(number)
     return numbers[0], numbers[1]

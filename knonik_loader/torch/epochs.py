@@ -9,10 +9,13 @@ from knonik_loader.errors import ConfigError
 from knonik_loader.plan.hashing import derive_key
 from knonik_loader.torch.need import get_worker_info, torch
 
-__all__ = ["PassCounter", "SharedNumber", "epoch_number"]
+__all__ = ["MOST_EPOCHS", "PassCounter", "SharedNumber", "epoch_number"]
 
 
 _LOW = (1 << 31) - 1
+
+MOST_EPOCHS = _LOW - 1
+"""The highest epoch: it shares a word with a mark."""
 
 
 def epoch_number(epoch: Any) -> int:  # noqa: ANN401 - whatever a user gave

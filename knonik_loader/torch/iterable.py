@@ -11,7 +11,7 @@ from knonik_loader.errors import ConfigError, ResumeMismatchError
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.state import STATE_VERSION, check_state, whole_number
 from knonik_loader.torch.collation import split_batch
-from knonik_loader.torch.epochs import PassCounter, SharedNumber, epoch_number
+from knonik_loader.torch.epochs import MOST_EPOCHS, PassCounter, SharedNumber, epoch_number
 from knonik_loader.torch.need import IterableDataset, get_worker_info, torch
 from knonik_loader.torch.packed import DatasetOptions, Packed
 
@@ -227,13 +227,16 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
             "digest": opened.sampler.digest,
             "order": opened.sampler.identity,
         }
-        worker, workers = state.get("worker"), whole_number(state.get("workers", 1), 1 << 16)
+        anything: object = state
+        given = anything if isinstance(anything, Mapping) else {}  # what it is then, check_state says
+        worker, workers = given.get("worker"), whole_number(given.get("workers", 1), 1 << 16)
         if workers is None or (worker is not None and whole_number(worker, workers - 1) is None):
             raise ResumeMismatchError(
-                f"the state's worker is {worker!r} of {state.get('workers')!r}; pass what state_dict() gave."
+                f"the state's worker is {worker!r} of {given.get('workers')!r}; pass what state_dict() gave."
             )
         furthest = len(self) if worker is None else (opened.sampler.num_batches + workers) * self._per_step
-        epoch, item = check_state(state, mine, opened.key, furthest)
+        digests = dict.fromkeys(("manifest", "digest"), opened.key)
+        epoch, item = check_state(state, mine, digests, epochs=MOST_EPOCHS, steps=furthest)
         self._now = None
         if worker is not None:
             self._loaded = _Place(epoch, item, worker, workers)

@@ -270,6 +270,11 @@ class TestWhatAKeyDoes:
         few = stats(deltas, kdelta_direct_bundle_target_frames=1)["stages"]["decode"]["calls"]
         assert few > stats(deltas, kdelta_direct_bundle_target_frames=1000)["stages"]["decode"]["calls"]
 
+    def test_it_is_about_deltas_alone_as_inactive_says(self, small):
+        counted = [stats(small, kdelta_direct_bundle_target_frames=frames) for frames in (1, 1000)]
+        assert [each["inactive"] for each in counted] == [["kdelta_direct_bundle_target_frames"]] * 2
+        assert len({each["stages"]["decode"]["calls"] for each in counted}) == 1
+
     @pytest.mark.parametrize(
         "key",
         [

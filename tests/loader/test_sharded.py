@@ -252,6 +252,8 @@ def test_a_state_of_another_dataset_or_of_nothing_is_refused(packed, tmp_path):
             {**mine, "epoch": -1},
             {**mine, "step": "3"},
             {**mine, "version": 9},
+            None,
+            [mine],
         ):
             with pytest.raises(ResumeMismatchError):
                 loader.load_state_dict(broken)

@@ -183,7 +183,8 @@ def test_a_state_of_another_order_is_refused_by_name(many, keys, named):
 def test_states_of_nothing_are_refused(many):
     dataset = KhlpIterableDataset(many.manifest, batch_size=8, rank=0, world_size=1)
     good = dataset.state_dict()
-    for broken in ({}, {**good, "step": 10**6}, {**good, "epoch": -1}, {**good, "version": 9}, {**good, "worker": 3}):
+    odd = ({"step": 10**6}, {"epoch": -1}, {"epoch": 2**31 - 1}, {"version": 9}, {"worker": 3})
+    for broken in ({}, None, [good], *({**good, **change} for change in odd)):
         with pytest.raises(ResumeMismatchError):
             dataset.load_state_dict(broken)
 
