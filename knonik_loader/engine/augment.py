@@ -39,6 +39,9 @@ def augment_sample(function: AugmentFn, sample: dict[str, Any], step: int, posit
         raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
     if not isinstance(result, Mapping) or not isinstance(result.get("streams"), Mapping) or not result["streams"]:
         raise ConfigError(f"{where}: returned {_describe(result)}; return the sample, a dict with its 'streams'.")
+    if not isinstance(result.get("valid_masks", {}), Mapping):
+        masks = type(result["valid_masks"]).__name__
+        raise ConfigError(f"{where}: returned a {masks} as 'valid_masks'; return those of the sample, or none.")
     return result
 
 

@@ -97,23 +97,30 @@ class Assembler:
         Raises:
             ConfigError: samples differ in streams, shape or type, so that they don't stack.
         """
-        first = samples[0]["streams"]
-        batch: dict[str, Any] = {}
-        for key in first:
-            batch[key] = self._stack(key, [sample["streams"].get(key) for sample in samples])
+        batch = self._columns([sample["streams"] for sample in samples])
+        streams = list(batch)
+        # Whoever returns the streams alone has not said that frames which aren't there now are.
+        before = {key: self._array(work.plan.windows[key].valid) for key in self._masks}
+        masks = [
+            sample.get("valid_masks", {key: mask[at] for key, mask in before.items()})
+            for at, sample in enumerate(samples)
+        ]
+        batch |= self._columns(masks, "_valid_mask")
+        return batch | self._metadata(work) | {"_stream_names": streams}
+
+    def _columns(self, samples: Sequence[Mapping[str, Any]], suffix: str = "") -> dict[str, Any]:
+        """What is called alike in all samples, stacked."""
         for at, sample in enumerate(samples):
-            extra = [key for key in sample["streams"] if key not in first]
+            extra = [key for key in sample if key not in samples[0]]
             if extra:
                 raise ConfigError(
-                    f"augment_fn gave sample {at} the stream {extra[0]!r}, which sample 0 does not have; "
-                    "return the same streams for every sample."
+                    f"augment_fn gave sample {at} {extra[0] + suffix!r}, which sample 0 does not have; return the same "
+                    "streams for every sample."
                 )
-        for key in samples[0].get("valid_masks", {}):
-            masks = [sample["valid_masks"].get(key) for sample in samples]
-            batch[f"{key}_valid_mask"] = self._stack(f"{key}_valid_mask", masks)
-        metadata = self._metadata(work)
-        metadata["_stream_names"] = list(first)
-        return batch | metadata
+        return {
+            f"{key}{suffix}": self._stack(f"{key}{suffix}", [sample.get(key) for sample in samples])
+            for key in samples[0]
+        }
 
     def _stack(self, key: str, values: list[Any]) -> Any:  # noqa: ANN401 - array or tensor
         for at, value in enumerate(values):

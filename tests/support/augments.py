@@ -39,6 +39,19 @@ def different(sample):
     return {**sample, "streams": {"state": sample["streams"]["state"], **extra}}
 
 
+def streams_alone(sample):
+    return {"streams": sample["streams"]}
+
+
+def odd_masks(sample):
+    return {**sample, "valid_masks": "all"} if sample["frame_index"] == 20 else sample
+
+
+def another_mask(sample):
+    extra = {"extra": np.ones(1, bool)} if sample["frame_index"] == 21 else {}
+    return {**sample, "valid_masks": {**sample["valid_masks"], **extra}}
+
+
 def say(sample):
     return "a sample" if sample["frame_index"] == 20 else sample
 

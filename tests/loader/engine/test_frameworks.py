@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from knonik_loader import ConfigError, ShardedDataLoader
-from tests.support.augments import different, fail_at_twenty, forget, mirror, say, scale, uneven
+from tests.support.augments import (
+    another_mask,
+    different,
+    fail_at_twenty,
+    forget,
+    mirror,
+    odd_masks,
+    say,
+    scale,
+    streams_alone,
+    uneven,
+)
 from tests.support.packed import check_frames
 
 
@@ -91,6 +102,20 @@ def test_augmentation_sees_tensors_under_torch(packed, execution):
     assert bool((first["state"] == plain["state"]).all())
 
 
+@pytest.mark.parametrize("execution", ["inline", "process"])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_masks_that_a_function_does_not_return_stay(packed, framework, execution):
+    keys = {"pad_missing": True, "framework": framework, "shuffle_mode": "none"}
+    with ShardedDataLoader(packed.config(**keys)) as loader:
+        expected = [np.asarray(batch["state_valid_mask"]) for batch in loader]
+    assert not np.concatenate(expected).all()
+    keys |= {"augment_fn": streams_alone, "augment_execution": execution}
+    with ShardedDataLoader(packed.config(**keys)) as loader:
+        for batch, mask in zip(loader, expected, strict=True):
+            assert {f"{key}_valid_mask" for key in batch["_stream_names"]} <= batch.keys()
+            np.testing.assert_array_equal(np.asarray(batch["state_valid_mask"]), mask)
+
+
 def test_a_sample_says_where_it_comes_from(packed):
     seen = []
 
@@ -121,6 +146,8 @@ def test_a_sample_says_where_it_comes_from(packed):
         (say, "frame 20.*returned a str"),
         (uneven, r"'state' is float32 \(3, 4\) in sample 0 and float32 \(4, 4\) in sample 1"),
         (different, "sample 1 no 'extra'"),
+        (odd_masks, "frame 20.*returned a str as 'valid_masks'"),
+        (another_mask, "sample 1 'extra_valid_mask', which sample 0 does not have"),
     ],
 )
 def test_mistakes_of_an_augmentation_name_the_sample(packed, execution, function, said):
