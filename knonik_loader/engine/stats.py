@@ -36,7 +36,7 @@ class Statistics:
         self._waits: deque[float] = deque(maxlen=_RECENT)
         self._waited = 0.0
         self._ready: deque[int] = deque(maxlen=_RECENT)
-        self._episodes = self._near = self._planned = 0
+        self._episodes = self._near = self._planned = self._planned_samples = 0
         self._began: float | None = None
         self._last = 0.0
 
@@ -72,6 +72,7 @@ class Statistics:
         near[:-1] |= close
         with self._lock:
             self._planned += 1
+            self._planned_samples += len(order)
             self._episodes += len(order) - int(same.sum())
             self._near += int(near.sum())
 
@@ -120,7 +121,7 @@ class Statistics:
                 "queue": {"mean_ready": float(np.mean(self._ready)) if self._ready else 0.0},
                 "diversity": {
                     "episodes_per_batch": self._episodes / self._planned if self._planned else 0.0,
-                    "near_duplicates": self._near / samples if samples else 0.0,
+                    "near_duplicates": self._near / self._planned_samples if self._planned_samples else 0.0,
                 },
                 "inactive": list(self._inactive),
                 **more,
