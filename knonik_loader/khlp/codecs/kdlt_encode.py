@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -153,6 +153,15 @@ class _Key:
     low: Low
 
 
+def _with_lone_keys(records: Sequence[Record]) -> list[Record]:
+    """The records, with keys that no delta came to refer to said to be none, so that no cache keeps them."""
+    keys = {row - record.key_back for row, record in enumerate(records) if record.key_back}
+    return [
+        record if record.key_back or record.intra or row in keys else replace(record, intra=True)
+        for row, record in enumerate(records)
+    ]
+
+
 class KdltEncoder:
     """Encodes the frames of one shard."""
 
@@ -187,7 +196,7 @@ class KdltEncoder:
                 records.append(Record(data))
             else:
                 records.append(Record(frame.whole, intra=True))
-        return records
+        return _with_lone_keys(records)
 
     def _with_following(self, frames: Iterable[FrameInput]) -> Iterator[tuple[_Frame, _Frame | None]]:
         previous: _Frame | None = None

@@ -191,6 +191,21 @@ def test_a_lone_frame_is_a_jpeg():
         assert record.intra
 
 
+def test_a_key_that_no_delta_came_to_refer_to_is_a_whole_frame():
+    """The next frame is near enough, but its only other block costs as much as both do."""
+    flat = np.full((16, 32, 3), 128, np.uint8)
+    noisy = flat.copy()
+    noisy[:, 16:] = np.random.default_rng(3).integers(0, 256, (16, 16, 3), np.uint8)
+    records = make_codec(rgb("kdlt", 16, 32)).encode([flat, noisy, flat[::-1].copy()])
+    assert records[1].key_back == 0
+    referred = {row - record.key_back for row, record in enumerate(records) if record.key_back}
+    assert [record.intra for record in records] == [
+        record.key_back == 0 and row not in referred for row, record in enumerate(records)
+    ]
+    records = make_codec(rgb("kdlt", 16, 32)).encode([flat, noisy])
+    assert [record.intra for record in records] == [True, True]
+
+
 def test_a_flat_scene_costs_a_bitmap():
     frames = [np.full((96, 112, 3), 128, np.uint8)] * 10
     records = make_codec(rgb("kdlt")).encode(frames)
