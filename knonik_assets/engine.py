@@ -335,6 +335,7 @@ class _Lane:
         self._executor: Any = None
 
     def submit(self, fn: Callable[[Any], Any], item: Any) -> Future[_Answer]:  # noqa: ANN401 - any item
+        from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import resource_tracker as multiprocessing_tracker
 
         import loky
@@ -342,8 +343,12 @@ class _Lane:
 
         future: Future[_Answer]
         if self._executor is not None:
-            future = self._executor.submit(_attempt, fn, item)
-            return future
+            try:
+                future = self._executor.submit(_attempt, fn, item)
+            except BrokenProcessPool:
+                self.close(kill=True)  # the worker died while it had nothing to do, which costs no item an attempt
+            else:
+                return future
         with _start_undisturbed():
             # both let signals through again once they have started their process: before the worker's start, not in it
             resource_tracker.ensure_running()
@@ -442,6 +447,9 @@ def _on_ray(
                         queue.again(index, tried)
                         continue
                     answer = _died(tried)
+                except ray.exceptions.RayTaskError as error:
+                    # a result that does not pickle: what the function raises is an answer
+                    answer = _unexpected(error)
                 yield index, tried, answer
                 queue.done(index)
     finally:

@@ -200,8 +200,9 @@ def test_ray_gives_the_same_outcomes(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     assert not ray.is_initialized()
-    outcomes = {o.item: o for o in map_tasks(ray_probe, [1, 2, 3, 4], engine="ray", workers=2)}
-    assert {n: o.value for n, o in outcomes.items()} == {1: 2, 2: None, 3: None, 4: 8}
+    outcomes = {o.item: o for o in map_tasks(ray_probe, [1, 2, 3, 4, 5], engine="ray", workers=2)}
+    assert {n: o.value for n, o in outcomes.items()} == {1: 2, 2: None, 3: None, 4: 8, 5: None}
+    assert "never pickles" in str(outcomes[5].error)
     assert "died 2 times" in str(outcomes[2].error)
     assert outcomes[2].attempts == 2
     assert str(outcomes[3].error) == "three is damaged"
@@ -211,6 +212,8 @@ def test_ray_gives_the_same_outcomes(monkeypatch):
 def ray_probe(number):
     if number == 2:
         os._exit(7)
+    if number == 5:
+        return Stubborn()
     return 8 if number == 4 else double(number)
 
 
@@ -239,6 +242,19 @@ def test_workers_are_kept_from_one_call_to_the_next(name):
         assert (first[0] == os.getpid()) == (name == "inline")
     if name == "processes":
         assert not psutil.pid_exists(first[0])
+
+
+def test_a_worker_that_died_with_nothing_to_do_costs_no_item_an_attempt():
+    with Engine("processes", 1) as engine:
+        (first,) = engine.map(pid_of, [0])
+        os.kill(first.value, signal.SIGKILL)
+        for _ in range(6000):  # until the lane knows
+            if engine._pool[0]._executor._flags.broken is not None:
+                break
+            time.sleep(0.005)
+        (second,) = engine.map(pid_of, [0], attempts=1)
+    assert second.ok
+    assert second.value != first.value
 
 
 def test_workers_leave_the_cores_to_each_other(monkeypatch):
