@@ -248,7 +248,7 @@ class _Run:
             samples = fidelity.tasks(self.plan, self.source, folder)
             names = [task.episode.name for task in samples]
             measured = each(engine, fidelity.compare, samples, names, self.progress, "episodes to compare")
-            lanes = engine.lanes
+            where = {"engine": engine.name, "workers": engine.lanes}
         psnr = fidelity.worst(self.plan.streams, measured)
         summaries = [result.summary for result in results]
         manifest, index = describe(self.out, generation, self.plan, found, summaries, psnr)
@@ -256,7 +256,7 @@ class _Run:
         seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
         # The current manifest is the last that is written: a run killed before it is finished by the next one, report
         # and all, and behind it there is nothing to finish.
-        self._report(manifest, results, seconds, lanes)
+        self._report(manifest, results, seconds, where)
         clear_counts(self.out)
         publish(self.out, manifest, index)
         return manifest
@@ -318,7 +318,7 @@ class _Run:
         return Engine(self.engine, self.workers, self.ray_options)
 
     def _report(
-        self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float], lanes: int
+        self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float], where: Mapping[str, Any]
     ) -> None:
         """What the run did; the only file that holds durations."""
         files = list(results)
@@ -340,8 +340,7 @@ class _Run:
                 "input_dir": str(self.source.resolve()),
                 "excluded": dict(self.plan.options.exclude),
                 "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-                "engine": self.engine,
-                "workers": lanes,
+                **where,
                 "frames_per_second": round(manifest.num_frames / max(seconds["all"], 1e-3), 1),
                 "bytes_per_second": round(size / max(seconds["all"], 1e-3)),
                 "warnings": self.warnings,

@@ -221,6 +221,14 @@ def test_streams_and_episodes_can_be_chosen(jpeg_episodes, tmp_path):
     assert list(read_all(manifest)) == ["episode_000002"]
 
 
+def test_the_report_names_the_engine_that_did_the_work(jpeg_episodes, tmp_path):
+    """What only copies a little is done before a process has started."""
+    options = {"storage_profile": "training_fast", "streams": ["cam_0", "cam_1", "state"]}
+    pack(jpeg_episodes, tmp_path, "d", engine="processes", workers=2, **options)
+    report = json.loads((tmp_path / "pack_report.json").read_text())
+    assert (report["engine"], report["workers"]) == ("inline", 1)
+
+
 def test_the_presets_shard_size_is_a_hint(tmp_path):
     write_episodes(tmp_path / "episodes", (9,), cameras=1, depth=False, shard_size=4)
     assert read_manifest(pack(tmp_path / "episodes", tmp_path / "a", "d", engine="inline")[0]).shard_size == 4
