@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("knonik", deadline=None)
+settings.load_profile("knonik")
 
 
 @pytest.fixture(scope="session")
