@@ -145,8 +145,8 @@ def test_shutdown_does_not_wait_for_a_function(packed):
         time.sleep(0.01)
     began = time.monotonic()
     loader.shutdown()
-    assert time.monotonic() - began < 5
-    consumer.join(5)
+    assert time.monotonic() - began < 60  # the function sleeps for ten times as long
+    consumer.join(60)
     assert outcome == ["this pass has ended: the loader was shut down."]
     assert children() == before
 
