@@ -10,6 +10,7 @@ from benchmarks import (
     drills,
     fuzz,
     import_time,
+    live,
     loader_soak,
     loading,
     mutations,
@@ -26,6 +27,7 @@ from benchmarks.common import Ratio, show
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "codecs": codecs.run,
     "import": import_time.run,
+    "live": live.run,
     "loading": loading.run,
     "mutations": mutations.run,
     "packing": packing.run,

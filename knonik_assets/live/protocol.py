@@ -109,6 +109,8 @@ class Protocol:
         where = f"command {self._count}"
         command = _parsed(line, where)
         session = self.session
+        if isinstance(command, _Camera | _Numbers) and not session.is_open:
+            raise EpisodeError("no episode is open: start one first, streams are registered after its start")
         match command:
             case _Start(metadata=metadata):
                 session.start(metadata)

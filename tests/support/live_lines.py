@@ -48,22 +48,31 @@ def write_frames(folder: Path) -> list[str]:
 
 
 def lines(seed: int, count: int, paths: list[str]) -> Iterator[bytes]:
-    """``count`` lines, the same for the same seed."""
+    """``count`` lines, the same for the same seed: about half of them a sound producer's, the others in between."""
     rng = np.random.default_rng(seed)
+    script: list[dict] = []
 
     def one(values):
         return values[rng.integers(len(values))]
 
-    def sound() -> dict:
-        kind = one(["rgb", "depth", "numeric", "start", "register", "end", "abort", "rgb", "depth", "numeric"])
-        if kind == "start":
-            return {"cmd": "start", "metadata": one([{}, {"task": "x"}, {"dataset": 3}, {"files": 1}, {"a": [[[1]]]}])}
-        if kind == "register":
-            return dict(one(SOUND))
-        if kind in ("end", "abort"):
-            return {"cmd": kind}
+    def push(kind: str) -> dict:
         name, file = {"rgb": ("cam", "rgb"), "depth": ("near", "depth"), "numeric": ("state", "row")}[kind]
         return {"cmd": kind, "name": name, "path": next(path for path in paths if path.endswith(f"/{file}.npy"))}
+
+    def sound() -> dict:
+        if not script:
+            pushes = [push(kind) for _ in range(rng.integers(1, 6)) for kind in ("rgb", "depth", "numeric")]
+            last = "end" if rng.random() < 0.2 else "abort"
+            script.extend([{"cmd": "start", "metadata": {"task": "x"}}, *SOUND, *pushes, {"cmd": last}])
+        return script.pop(0)
+
+    def other() -> dict:
+        kind = one(["push", "push", "push", "register", "start", "end"])
+        if kind == "start":
+            return {"cmd": "start", "metadata": one([{}, {"dataset": 3}, {"files": 1}, {"a": [[[1]]]}])}
+        if kind == "end":
+            return {"cmd": one(["end", "abort"])} if rng.random() < 0.1 else {"cmd": "start", "metadata": 3}
+        return dict(one(SOUND)) if kind == "register" else push(one(["rgb", "depth", "numeric"]))
 
     def broken(command: dict) -> dict:
         key = one(["cmd", "name", "path", "fps", "dim", "timestamp", "metadata", "role", "extra"])
@@ -76,8 +85,8 @@ def lines(seed: int, count: int, paths: list[str]) -> Iterator[bytes]:
 
     for _ in range(count):
         draw = rng.random()
-        command = sound()
-        if draw > 0.45:
+        command = sound() if draw < 0.45 else other()
+        if draw > 0.5:
             command = broken(command)
         if draw > 0.75:
             command = broken(command)
