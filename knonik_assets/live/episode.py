@@ -12,6 +12,7 @@ import numpy.typing as npt
 from knonik_assets.episodes.metadata import EpisodeMetadata
 from knonik_assets.episodes.writer import EpisodeWriter
 from knonik_assets.ingesting.facts import measured_fps
+from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.live.declared import Declarations, Declared, Kind
 from knonik_assets.live.lanes import Lane, Waiting
 from knonik_assets.live.streams import LiveStream
@@ -28,7 +29,7 @@ class LiveEpisode:
     """An open episode. Streams may be registered until the first frame; frames may come from several threads.
 
     Args:
-        episode_id: its directory's name.
+        number: what its directory is called by.
         declarations: what is registered for all episodes.
         writer: makes the writer, given the nominal rate.
         encoders: cameras encoded at once; None: all of them.
@@ -36,12 +37,13 @@ class LiveEpisode:
 
     def __init__(
         self,
-        episode_id: str,
+        number: int,
         declarations: Declarations,
         writer: Callable[[float], EpisodeWriter],
         encoders: int | None,
     ) -> None:
-        self.episode_id = episode_id
+        self.number = number
+        self.episode_id = episode_id = episode_name(number)
         self.waiting = Waiting()
         self.warnings: list[str] = []
         self._declared = Declarations(episode_id, declarations)

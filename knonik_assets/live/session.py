@@ -228,7 +228,7 @@ class LiveSession:
                 made.language(Language(extra["language_instruction"]), "metadata")
             return made
 
-        self._open = LiveEpisode(episode_id, self._declared, writer, self._preset.rgb.workers)
+        self._open = LiveEpisode(number, self._declared, writer, self._preset.rgb.workers)
         self._opened = time.perf_counter()
 
     def end(self) -> None:
@@ -239,10 +239,9 @@ class LiveSession:
             StorageError: the disk refuses; it is discarded then.
         """
         episode = self._current()
-        number = self._following()
 
         def record() -> None:
-            self._numbers = assign_numbers(self.out, [_source_id(number)], self._numbers)
+            self._numbers = assign_numbers(self.out, [_source_id(episode.number)], self._numbers)
 
         empty = episode.is_empty
         try:
@@ -294,7 +293,7 @@ class LiveSession:
         waiting = episode.waiting
         outcome = LiveOutcome(
             episode_id=episode.episode_id,
-            source_id=_source_id(int(episode.episode_id.removeprefix("episode_"))),
+            source_id=_source_id(episode.number),
             status=status,
             reason=reason,
             frames=frames,

@@ -118,7 +118,7 @@ class LiveStream:
         """
         if self.declared.kind == "rgb":
             picture = to_rgb(value, self.where, scale=255.0 if value.dtype.kind == "f" else None)
-            return picture.copy() if np.shares_memory(picture, value) else picture
+            return picture.copy() if np.may_share_memory(picture, value) else picture
         return np.array(value, order="C")
 
     def took(self, shape: tuple[int, ...], seconds: float | None) -> None:
