@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from knonik_assets.engine import Engine, _Queue, map_tasks
+from knonik_assets.engine import Engine, map_tasks
+from knonik_assets.engine.work import WorkQueue
 from knonik_loader.errors import ConfigError, EpisodeError, StorageError
 
 
@@ -218,7 +219,7 @@ def ray_probe(number):
 
 
 def test_nothing_is_begun_too_far_ahead():
-    queue = _Queue(6, ahead=3)
+    queue = WorkQueue(6, ahead=3)
     assert [queue.take() for _ in range(4)] == [(0, 1), (1, 1), (2, 1), None]
     queue.done(1)
     queue.done(2)
