@@ -329,7 +329,17 @@ class TestMistakes:
             mixed(pair, own={"two": {"split": "val"}})
 
     @pytest.mark.parametrize(
-        "key", ["batch_size", "rank", "precollate_batches", "num_decoders", "multi_mix", "framework"]
+        "key",
+        [
+            "batch_size",
+            "rank",
+            "precollate_batches",
+            "num_decoders",
+            "multi_mix",
+            "framework",
+            "ram_cache_bytes",
+            "hlps_in_flight",
+        ],
     )
     def test_what_a_mix_has_once(self, pair, key):
         values = {"framework": "torch", "multi_mix": "per_sample", "rank": 1}
