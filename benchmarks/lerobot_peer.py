@@ -1,7 +1,7 @@
 """Rates of LeRobotDataset and of `KhlpDataset` on the same frames, in one process that has both installed.
 
-Run by `benchmarks.torch_data`; prints JSON. Both datasets give LeRobot's samples: float32 channel-first windows of all
-cameras, through a DataLoader with two workers.
+Run by `benchmarks.torch_data`; prints JSON. Windows of all cameras, through a DataLoader with two workers, in two ways:
+as each dataset gives them by itself (ours uint8 for the GPU to scale, LeRobot's float32), and both in LeRobot's shape.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write_lerobot(packed: KhlpDataset, root: Path, most: int) -> Any:
     return LeRobotDataset
 
 
-def rate(dataset: Any, cameras: list[str], seconds: float) -> float:
+def rate(dataset: Any, seconds: float) -> float:
     """Frames of all cameras a second, after each worker's first batch."""
     loader = DataLoader(
         dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
@@ -59,7 +59,11 @@ def rate(dataset: Any, cameras: list[str], seconds: float) -> float:
     start, frames = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         batch = next(batches)
-        frames += sum(batch[key].shape[0] * batch[key].shape[1] for key in cameras)
+        frames += sum(
+            value.shape[0] * value.shape[1]
+            for value in batch.values()
+            if isinstance(value, torch.Tensor) and value.ndim == 5
+        )
     return frames / (time.perf_counter() - start)
 
 
@@ -93,10 +97,14 @@ def main() -> None:
             continue
         if backend == "torchcodec":  # what it opened here would be shared with forked workers, which then read garbage
             video_utils._default_decoder_cache.clear()
-        mine = [KhlpDataset(path, keys="lerobot", delta_timestamps=deltas) for path in manifests.values()]
-        calls = [lambda dataset=dataset: rate(dataset, cameras, seconds) for dataset in (peer, *mine)]
-        rates = alternate(2, *calls)
-        results[backend] = dict(zip(["lerobot", *manifests], rates, strict=True))
+        mine = {name: KhlpDataset(path, chunk_len=WINDOW) for name, path in manifests.items()}
+        shaped = {
+            f"{name}, LeRobot's keys": KhlpDataset(path, keys="lerobot", delta_timestamps=deltas)
+            for name, path in manifests.items()
+        }
+        datasets = {"lerobot": peer, **mine, **shaped}
+        rates = alternate(2, *(lambda dataset=dataset: rate(dataset, seconds) for dataset in datasets.values()))
+        results[backend] = dict(zip(datasets, rates, strict=True))
         break
     sys.stdout.write(json.dumps(results) + "\n")
 

@@ -76,7 +76,7 @@ def against_lerobot(folder: Path, seconds: float) -> list[Ratio]:
             continue
         peer = rates.pop("lerobot")
         for profile, rate in rates.items():
-            wanted = ">= 1.5" if profile != "compact_video" else ">= 1.5, fewest bytes"
+            wanted = ">= 1.5" if profile in ("training_fast", "training_compressed") else "reported"
             detail = f"{rate:.0f} against {peer:.0f} frames/s"
             rows.append(Ratio(f"KhlpDataset, {profile}", f"LeRobotDataset, {backend}", rate / peer, wanted, detail))
     return rows

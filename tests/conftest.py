@@ -1,6 +1,7 @@
 """Fixtures that several folders use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,9 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("KNONIK_REAL_DATA is not set")
     return Path(folder)
+
+
+def pytest_sessionstart() -> None:
+    """A suite that was started in the background has SIGINT ignored, and so would every program that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,7 +31,7 @@ def test_a_card_becomes_three_datasets_that_load(workshop, instance):
     assert failed(result) == {("dataset_config", "no_placeholders")}
     assert {asset: len(each) for asset, each in checks_of(result).items()} == {
         "raw_dataset": 3,
-        "ingested_episodes": 9,
+        "ingested_episodes": 14,
         "dataset_config": 3,
         "khlp_compact_video": 5,
         "khlp_training_fast": 5,
@@ -220,6 +220,8 @@ def test_answers_of_the_card_stand_in_the_config(workshop, instance):
     workshop.card(
         PACK
         + "config: {robot_type: arm, action_semantics: joint_position, arms: [], roles: {state: state, action: action}}\n"
+        # the stamped numbers are no robot's: some never move, and they don't follow each other
+        + "checks: {max_constant_channels: 8, max_offset: 1000}\n"
     )
     workshop.record(0)
     result = workshop.build(instance)
