@@ -13,6 +13,7 @@ from knonik_assets.configs.card import NAME, PROFILES, DatasetCard, card_folder,
 from knonik_assets.configs.cards import CardFolder, scan_cards
 from knonik_assets.configs.documents import write_whole
 from knonik_assets.sources.detect import Detection, detect
+from knonik_assets.sources.detect_config import config_lines
 from knonik_loader.errors import ConfigError, KnonikError
 
 __all__ = ["CardState", "add_card", "check_card", "list_cards"]
@@ -128,9 +129,10 @@ def _text(name: str, found: Detection) -> str:
     lines = [
         f"# yaml-language-server: $schema={_SCHEMA}",
         f"# {found.family}: {found.episodes} episodes found. Paths go from this file's folder.",
-        *(f"# Look at this: {' '.join(warning.split())}" for warning in found.warnings),
+        *(f"# Look at this: {_one_line(warning)}" for warning in found.warnings),
         _block({"name": name, "raw": str(Path(found.path).resolve())}),
-        _block({"ingest": config}),
+        "ingest:",
+        *(f"  {line}" for line in config_lines(found, config)),
         _block({"pack": {"profiles": [PROFILES[1]], "split": {"train": 0.9, "val": 0.1}}}),
         "# What recordings cannot say, for the dataset config:",
         "# config: {robot_type: aloha, action_semantics: joint_position}",
@@ -138,6 +140,10 @@ def _text(name: str, found: Detection) -> str:
         "# owners: [team:robot-data]",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 def _block(value: dict[str, Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from knonik_assets.commands.console import err, out
-from knonik_loader.errors import ConfigError
+from knonik_loader.errors import ConfigError, SourceError
 
 __all__ = ["detect_command", "inspect_command"]
 
@@ -17,24 +18,38 @@ __all__ = ["detect_command", "inspect_command"]
 def detect_command(
     raw: Annotated[Path, typer.Argument(help="A raw dataset.")],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    write: Annotated[Path | None, typer.Option("--write", help="Write an ingest config for it here.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="File for an ingest config: commented YAML, or .json."),
+    ] = None,
 ) -> None:
-    """Say what a raw dataset is: family, episodes, streams, and what looks suspicious."""
+    """Say what a raw dataset is: family, episodes, streams, and what looks suspicious; status 1 if none can be read."""
     from knonik_assets.episodes.storing import storage_errors
-    from knonik_assets.sources.detect import config_text, detect, render
+    from knonik_assets.sources.detect import config_text, datasets_in, describe
+    from knonik_assets.sources.detect_table import render, render_list
 
-    found = detect(raw)
+    families = datasets_in(raw)
+    if len(families) > 1:
+        if as_json:
+            listed = [{**asdict(family), "root": str(family.root)} for family in families]
+            out.print_json(json.dumps({"path": str(raw), "datasets": listed}))
+        else:
+            out.print(render_list(families), highlight=False, soft_wrap=True, markup=False)
+        raise SourceError(f"{raw} holds {len(families)} datasets; name one of them.")
+    found = describe(families[0], raw)
+    if as_json:
+        out.print_json(json.dumps(found.to_dict()))
+    else:
+        out.print(render(found), highlight=False, soft_wrap=True, markup=False)
     if write is not None:
+        text = config_text(found, as_json=write.suffix.lower() == ".json")
         if write.exists():
             raise ConfigError(f"{write} exists already; name a new file for --write.")
         with storage_errors("write", write):
-            write.write_text(config_text(found))
-    if as_json:
-        out.print_json(json.dumps(found.to_dict()))
-        return
-    out.print(render(found), highlight=False, soft_wrap=True, markup=False)
-    if write is not None:
-        out.print(f"config written to {write}", highlight=False, soft_wrap=True)
+            write.write_text(text, "utf-8")
+        err.print(f"config written to {write}", highlight=False, soft_wrap=True)
+    if not found.readable:
+        raise typer.Exit(1)
 
 
 def inspect_command(

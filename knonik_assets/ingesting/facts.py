@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Language, StreamSpec
+from knonik_assets.sources.clocks import REGULAR, even_rate
+from knonik_assets.sources.naming import dataset_name
 from knonik_loader.errors import EpisodeError
 
 __all__ = [
@@ -22,14 +24,11 @@ __all__ = [
     "common_length",
     "key_of",
     "language",
-    "measured_fps",
     "nominal_fps",
 ]
 
 LanguageOrigin = Literal["config", "source", "metadata"]
 _DEFAULT_FPS = 30.0
-_REGULAR = 0.01
-_SUFFIXES = frozenset({".zarr", ".zip", ".h5", ".hdf5", ".npz", ".bag", ".mcap", ".db3"})
 
 
 def key_of(spec: StreamSpec) -> str:
@@ -86,10 +85,10 @@ def nominal_fps(
 ) -> tuple[float, str | None]:
     """The config's rate, else what the source states, else what an even clock shows, else 30; and a warning or None."""
     stated = [spec.fps for spec in streams if spec.fps] if config.fps is None else [config.fps]
-    measured = measured_fps(times)
+    measured = even_rate(times)
     if stated:
         fps = float(stated[0])
-        if measured is not None and abs(measured / fps - 1) > _REGULAR:
+        if measured is not None and abs(measured / fps - 1) > REGULAR:
             return fps, f"fps is {fps:g}, but the clock shows {measured:g} frames a second"
         return fps, None
     if measured is not None:
@@ -97,19 +96,6 @@ def nominal_fps(
     if times is not None:  # the clock decides where frames are; the rate is a label
         return _DEFAULT_FPS, None
     return _DEFAULT_FPS, f"no frame rate in the data or the config: {_DEFAULT_FPS:g} is assumed; set fps"
-
-
-def measured_fps(times: npt.NDArray[np.float64] | None) -> float | None:
-    """Frames a second of an evenly ticking clock; None where it ticks unevenly."""
-    if times is None or len(times) < 3:
-        return None
-    steps = np.diff(times)
-    middle = float(np.median(steps))
-    if middle <= 0 or (np.abs(steps - middle) > _REGULAR * middle).any():
-        return None
-    rate = (len(times) - 1) / float(times[-1] - times[0])
-    whole = round(rate)
-    return float(whole) if whole and abs(rate / whole - 1) < 1e-3 else round(rate, 3)
 
 
 def language(config: IngestConfig, facts: EpisodeFacts) -> tuple[Language, LanguageOrigin] | None:
@@ -134,15 +120,7 @@ def about(config: IngestConfig, facts: EpisodeFacts, root: Path) -> tuple[str, s
     attributes = dict(facts.attributes)
     own = dict(config.metadata)
     robot_type = own.pop("robot_type", None) or attributes.pop("robot_type", None) or "unknown"
-    dataset = own.pop("dataset", None) or attributes.pop("dataset", None) or _name_of(root)
+    dataset = own.pop("dataset", None) or attributes.pop("dataset", None) or dataset_name(root)
     for key in ("robot_type", "dataset"):
         attributes.pop(key, None)
     return str(dataset), str(robot_type), {**attributes, **own}
-
-
-def _name_of(root: Path) -> str:
-    """A dataset's name from where it lies: ``kitchen`` for ``/data/kitchen.zarr.zip``, ``v1.0`` for ``/data/v1.0``."""
-    name = root.resolve().name
-    while (suffix := Path(name).suffix.lower()) in _SUFFIXES:
-        name = name[: -len(suffix)]
-    return name or "dataset"

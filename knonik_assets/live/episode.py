@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from knonik_assets.episodes.metadata import EpisodeMetadata
 from knonik_assets.episodes.writer import EpisodeWriter
-from knonik_assets.ingesting.facts import measured_fps
 from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.live.declared import Declarations, Declared, Kind
 from knonik_assets.live.lanes import Lane, Waiting
 from knonik_assets.live.streams import LiveStream
 from knonik_assets.sources.images import depth_to_m
+from knonik_assets.sources.clocks import even_rate
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["LiveEpisode"]
@@ -200,7 +200,7 @@ class LiveEpisode:
 
     def _opened(self, streams: list[LiveStream], times: npt.NDArray[np.float64] | None) -> EpisodeWriter:
         """The writer; of numbers alone it is made only now, when their rate is known. Warns of rates that disagree."""
-        measured = measured_fps(times)
+        measured = even_rate(times)
         rates = {stream.declared.key: stream.declared.fps for stream in streams if stream.declared.fps is not None}
         if not rates:
             if measured is None:

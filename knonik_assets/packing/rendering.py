@@ -25,9 +25,10 @@ _RIGHT = frozenset({"bytes", "of raw", "of JPEG", "PSNR-Y"})
 def render(report: Report) -> Text:
     """A report as lines to read; print it with ``soft_wrap``, so that long paths can be copied."""
     if report["kind"] == "raw":
-        from knonik_assets.sources import detect
+        from knonik_assets.sources import detect_table
+        from knonik_assets.sources.detect import Detection
 
-        return detect.render(detect.Detection(**report["detection"]))
+        return detect_table.render(Detection(**report["detection"]))
     text = Text()
     text.append(f"{_TITLES[report['kind']]} ", "bold").append(f"{report['path']}\n")
     width = max(map(len, report["facts"]))

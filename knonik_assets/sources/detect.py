@@ -1,22 +1,29 @@
-"""Say what a raw dataset is: its family, and for families with a reader its episodes, streams and what looks wrong."""
+"""Say what a raw dataset is: its family, its episodes and streams, what looks wrong, and a config that ingests it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.sources.base import EpisodeFacts, EpisodeRef, Source, StreamSpec
+from knonik_assets.sources.clocks import even_rate
+from knonik_assets.sources.detect_config import DEFAULT_FPS, Comments, config_yaml
 from knonik_assets.sources.families import Family, recognise
-from knonik_assets.sources.registry import READABLE, open_source
-from knonik_loader.errors import ConfigError, KnonikError, SourceError
+from knonik_assets.sources.naming import dataset_name
+from knonik_assets.sources.registry import open_source
+from knonik_assets.sources.suspicions import suspicions
+from knonik_loader.errors import KnonikError, SourceError
 
-__all__ = ["Detection", "config_text", "detect", "render"]
+__all__ = ["Detection", "config_text", "datasets_in", "describe", "detect"]
+
+_MOST_TRIED = 8
+"""Episodes opened in search of one that can be."""
+_NAMED = 6
 
 
 @dataclass(slots=True)
@@ -30,23 +37,28 @@ class Detection:
     data_type: str | None = None
     version: str | None = None
     readable: bool = False
-    """Whether this version can ingest it."""
+    """Whether an episode with a stream could be opened, so that it can be ingested."""
     episodes: int | None = None
     streams: list[dict[str, Any]] = field(default_factory=list)
-    """kind, name, source, shape, fps, encoding, frames: of the first episode that can be opened."""
+    """kind, name, source, shape, fps, encoding, frames, role, channel_names: of the first episode that can be opened.
+    """
     fps: float | None = None
+    """As the data states it, else as an even clock shows it; None where neither does."""
     language: str | None = None
     warnings: list[str] = field(default_factory=list)
+    """What looks suspicious."""
     config: dict[str, Any] = field(default_factory=dict)
-    """An ingest config that works as it is; empty where this version has no reader."""
+    """An ingest config that works as it is."""
+    comments: Comments = field(default_factory=Comments)
+    """What the config as YAML says beside its keys."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "comments"}
 
 
-def detect(root: str | Path) -> Detection:
-    """Recognise a raw dataset.
+def datasets_in(root: str | Path) -> list[Family]:
+    """The families of the raw datasets at ``root`` or up to four folders below it; at least one.
 
     Raises:
         SourceError: nothing is there, or nothing of it is known.
@@ -60,29 +72,47 @@ def detect(root: str | Path) -> Detection:
         raise SourceError(f"{root} is a packed dataset, not raw data; look at it with 'knonik inspect'.")
     if any(root.glob("episode_*/metadata.json")):
         raise SourceError(f"{root} holds ingested episodes, not raw data; look at them with 'knonik inspect'.")
-    family = recognise(root)
-    if family is None:
+    try:
+        found = recognise(root)
+    except OSError as error:
+        raise SourceError(f"{error.filename or root} cannot be read: {error.strerror or error}.") from error
+    if not found:
         raise SourceError(
             f"{root}: no known dataset; looked for HDF5, NPZ and Zarr episodes, LeRobot (meta/info.json), ROS bags, "
-            "RLDS (features.json), CALVIN, D3IL and staged NPY streams, here and three folders down."
+            "RLDS (features.json), CALVIN, D3IL and staged NPY streams, here and four folders down."
         )
+    return found
+
+
+def detect(root: str | Path) -> Detection:
+    """Recognise a raw dataset.
+
+    Raises:
+        SourceError: nothing is there, nothing of it is known, or there are several datasets to choose from.
+    """
+    families = datasets_in(root)
+    if len(families) > 1:
+        names = ", ".join(str(family.root) for family in families[:_NAMED])
+        more = f", … ({len(families)} in all)" if len(families) > _NAMED else ""
+        raise SourceError(f"{root} holds {len(families)} datasets; name one of them: {names}{more}.")
+    return describe(families[0], root)
+
+
+def describe(family: Family, asked: str | Path | None = None) -> Detection:
+    """What `detect` says of a dataset whose family is known already."""
     found = Detection(str(family.root), family.name, family.dir_type, family.data_type, family.version)
     found.episodes = family.episodes
-    if family.root != root:
+    if asked is not None and family.root != Path(asked):
         found.warnings.append(f"the dataset is in {family.root}")
     if family.note is not None:
         found.warnings.append(family.note)
-    key = f"{family.dir_type} + {family.data_type}" if family.data_type else family.dir_type
-    found.readable = key in READABLE
-    if found.readable:
-        _details(found, family)
-    else:
-        found.warnings.append(f"this version cannot read {key!r} yet; it reads: {', '.join(READABLE)}")
+    _details(found, family)
+    found.warnings = list(dict.fromkeys(found.warnings))
     return found
 
 
 def _details(found: Detection, family: Family) -> None:
-    base: dict[str, Any] = {"dir_type": family.dir_type, "data_dir": str(family.root)}
+    base: dict[str, Any] = {"dir_type": family.dir_type, "data_dir": str(family.root.absolute())}
     if family.data_type is not None:
         base["data_type"] = family.data_type
     if family.demos is not None:
@@ -92,49 +122,76 @@ def _details(found: Detection, family: Family) -> None:
         source = open_source(load_ingest_config(base), family.root)
         refs = source.episodes()
     except KnonikError as error:
-        found.readable = False
         found.warnings.append(str(error))
         return
     found.episodes = len(refs)
     found.warnings += source.warnings
     opened = _sample(source, refs, found.warnings)
-    if not opened:
-        found.warnings.append("no episode of those tried can be opened")
-        found.config = base
+    found.config, found.readable = base, any(streams for streams, _, _ in opened)
+    if not found.readable:
+        what = "has a stream" if opened else "can be opened"
+        found.warnings.append(f"none of the {min(len(refs), _MOST_TRIED)} episodes tried {what}")
         return
-    streams, facts, ref = opened[0]
+    streams, facts, _ = next(each for each in opened if each[0])
     found.streams = [_described(spec) for spec in streams]
-    found.fps = next((spec.fps for spec in streams if spec.fps), None)
     found.language = facts.language.instruction if facts.language else None
-    found.warnings += [warning for warning in facts.warnings if warning not in found.warnings]
-    _suspicions(found, streams, facts, ref)
-    layouts = [_layout(streams) for streams, _, _ in opened]
-    if family.dir_type in ("rosbag", "mcap"):  # whose numeric topics are all taken, whatever a layout says
-        layouts = [{block: names for block, names in layout.items() if block != "numeric"} for layout in layouts]
-    if family.dir_type == "npy_separate":
-        pass  # its streams block is its layout
-    elif all(layout == layouts[0] for layout in layouts):
-        base["layout"] = layouts[0]
-    else:
-        names = ", ".join(other.source_id for _, _, other in opened)
-        found.warnings.append(f"episodes {names} have different streams; the config takes whatever each has")
-    if found.fps:
-        base["fps"] = int(found.fps) if found.fps == int(found.fps) else found.fps
-    base["metadata"] = {"dataset": family.root.stem}
+    _rate(found, base, streams, facts)
+    _streams(found, family, base, opened)
+    name = family.root.resolve().parent.name if family.dir_type == "rlds" else dataset_name(family.root)
+    base["metadata"] = {"dataset": facts.attributes.get("dataset") or name}
     if "robot_type" in facts.attributes:
         base["metadata"]["robot_type"] = facts.attributes["robot_type"]
-    found.config = base
+
+
+def _rate(found: Detection, base: dict[str, Any], streams: Sequence[StreamSpec], facts: EpisodeFacts) -> None:
+    """The rate in the config, with a word about where it is from."""
+    stated = next((spec.fps for spec in streams if spec.fps), None)
+    found.fps = float(stated) if stated else even_rate(facts.timestamps)
+    if found.fps is None and facts.timestamps is None:
+        found.warnings.append(f"no frame rate and no clock in the data: set fps ({DEFAULT_FPS} is assumed)")
+        found.comments.fps = "ASSUMED: nothing in the data states a rate; correct it"
+    elif found.fps is None:
+        found.comments.fps = "a label only: the clock ticks unevenly, and says when each frame was"
+    else:
+        found.comments.fps = "as the data states it" if stated else "as the clock of the data shows it"
+    fps = found.fps or DEFAULT_FPS
+    base["fps"] = int(fps) if fps == int(fps) else fps
 
 
 Opened = tuple[Sequence[StreamSpec], EpisodeFacts, EpisodeRef]
 
 
+def _streams(found: Detection, family: Family, base: dict[str, Any], opened: Sequence[Opened]) -> None:
+    """The layout that all opened episodes share, or none."""
+    if family.dir_type == "npy_separate":
+        return  # its streams block is its layout
+    layouts = [_layout(streams) for streams, _, _ in opened if streams]
+    if family.dir_type in ("rosbag", "mcap"):  # whose numeric topics are all taken, whatever a layout says
+        layouts = [{block: names for block, names in layout.items() if block != "numeric"} for layout in layouts]
+    if all(one == other for one, other in pairwise(layouts)) and len(layouts) == len(opened):
+        if layouts[0]:
+            base["layout"] = layouts[0]
+        return
+    names = ", ".join(ref.source_id for _, _, ref in opened)
+    found.warnings.append(f"episodes {names} have different streams; the config takes whatever each has")
+
+
 def _sample(source: Source, refs: Sequence[EpisodeRef], warnings: list[str]) -> list[Opened]:
-    """The first, the middle and the last episode, as far as they open."""
+    """The first, the middle and the last episode, as far as they open; others where none of these does."""
     opened: list[Opened] = []
-    for place in sorted({0, len(refs) // 2, len(refs) - 1}):
+    chosen = sorted({0, len(refs) // 2, len(refs) - 1}) if refs else []
+    others = [place for place in range(len(refs)) if place not in chosen]
+    for tried, place in enumerate([*chosen, *others][:_MOST_TRIED]):
+        if tried >= len(chosen) and any(streams for streams, _, _ in opened):
+            break
         try:
             with source.open(refs[place]) as episode:
+                name = refs[place].source_id
+                name = f"episode {name}" if name.isdecimal() else name
+                if not opened:
+                    warnings += [*episode.facts.warnings, *suspicions(episode, name)]
+                elif episode.facts.nothing:
+                    warnings.append(f"{name}: {episode.facts.nothing}")
                 opened.append((tuple(episode.streams), episode.facts, refs[place]))
         except KnonikError as error:
             warnings.append(str(error))
@@ -150,6 +207,8 @@ def _described(spec: StreamSpec) -> dict[str, Any]:
         "fps": spec.fps,
         "encoding": spec.encoding,
         "frames": spec.length,
+        "role": spec.role,
+        "channel_names": list(spec.channel_names) if spec.channel_names else None,
     }
 
 
@@ -162,44 +221,15 @@ def _layout(streams: Sequence[StreamSpec]) -> dict[str, Any]:
     return blocks
 
 
-def _suspicions(found: Detection, streams: Sequence[StreamSpec], facts: EpisodeFacts, ref: EpisodeRef) -> None:
-    lengths = {spec.length for spec in streams}
-    if len(lengths) > 1:
-        uneven = ", ".join(f"{spec.name} {spec.length}" for spec in streams)
-        found.warnings.append(f"{ref.source_id}: streams differ in length and will be cut: {uneven}")
-    if not found.fps and facts.timestamps is None:
-        found.warnings.append("no frame rate and no clock in the data: set fps (30 is assumed)")
-    if all(spec.kind == "numeric" for spec in streams):
-        found.warnings.append("no pictures were found")
-
-
-def config_text(found: Detection) -> str:
-    """The config as JSON, which is YAML too.
+def config_text(found: Detection, as_json: bool = False) -> str:
+    """The config as commented YAML, or as JSON.
 
     Raises:
-        ConfigError: this version has no reader for the dataset.
+        SourceError: no episode with a stream can be opened, so that no config would ingest it.
     """
-    if not found.config:
-        raise ConfigError(f"{found.path}: there is no config for {found.family}: this version cannot read it.")
-    return json.dumps(found.config, indent=2) + "\n"
-
-
-def render(found: Detection) -> Text:
-    """The same for people."""
-    version = f" ({found.version})" if found.version else ""
-    lines = [f"{found.path}", f"  {found.family}{version}, dir_type {found.dir_type}"]
-    if found.data_type is not None:
-        lines[-1] += f", data_type {found.data_type}"
-    if found.episodes is not None:
-        lines.append(f"  {found.episodes} episode{'' if found.episodes == 1 else 's'}")
-    if found.language is not None:
-        lines.append(f"  told: {found.language}")
-    for stream in found.streams:
-        shape = " x ".join(map(str, stream["shape"]))
-        rate = f" at {stream['fps']:g} fps" if stream["fps"] else ""
-        how = f" {stream['encoding']}" if stream["kind"] != "numeric" else ""
-        lines.append(
-            f"  {stream['kind']:8}{stream['name']:24} {stream['frames']} x {shape}{how}{rate}  {stream['source']}"
-        )
-    lines += [f"  ! {warning}" for warning in found.warnings]
-    return Text("\n".join(lines))
+    if not found.readable:
+        reasons = "; ".join(found.warnings[-3:]) or "no episode of it can be opened"
+        raise SourceError(f"{found.path}: there is no config that would ingest it: {reasons}")
+    if as_json:
+        return json.dumps(found.config, indent=2, ensure_ascii=False) + "\n"
+    return config_yaml(found)

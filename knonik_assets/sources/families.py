@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from knonik_assets.sources.naming import natural_key
 
 __all__ = ["Family", "recognise"]
 
-_DEPTH = 3
+_DEPTH = 4
 _WIDTH = 200
 """Folders looked into on each level."""
 
@@ -36,29 +36,35 @@ class Family:
     """Further keys of the config that its reader cannot do without."""
 
 
-def recognise(root: Path) -> Family | None:
-    """The family of ``root``, or of the first folder up to three levels below it that has one."""
+def recognise(root: Path) -> list[Family]:
+    """The family of ``root``, or those of the datasets up to four levels below it, in natural order."""
     if root.is_file():
-        return _file(root)
-    for folder in _folders(root):
-        for probe in _PROBES:
-            found = probe(folder)
-            if found is not None:
-                return found
-    return None
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    yield root
+        found = _file(root)
+        return [found] if found is not None else []
+    whole = _folder(root)
+    if whole is not None:
+        return [whole]
+    below: list[Family] = []
     level = [root]
     for _ in range(_DEPTH):
-        level = [
-            child
-            for folder in level
-            for child in sorted(folder.iterdir(), key=lambda path: natural_key(path.name))[:_WIDTH]
-            if child.is_dir() and not child.name.startswith(".")
-        ]
-        yield from level[:_WIDTH]
+        deeper: list[Path] = []
+        for path in (path for folder in level for path in _children(folder)):
+            known = _folder(path) if path.is_dir() else _file(path) if path.name.endswith(".zarr.zip") else None
+            if known is not None:
+                below.append(known)
+            elif path.is_dir() and not _is_zarr(path):
+                deeper.append(path)
+        level = deeper[:_WIDTH]
+    return sorted(below, key=lambda family: natural_key(family.root.as_posix()))
+
+
+def _children(folder: Path) -> list[Path]:
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(visible, key=lambda path: natural_key(path.name))[:_WIDTH]
+
+
+def _folder(path: Path) -> Family | None:
+    return next((found for probe in _PROBES if (found := probe(path)) is not None), None)
 
 
 def _file(path: Path) -> Family | None:
@@ -129,17 +135,26 @@ def _zarr(root: Path) -> Family | None:
     stores = [path for path in root.glob("episode_*") if _is_zarr(path) or path.name.endswith(".zip")]
     if stores:
         return Family("Zarr store per episode", "episodic", root, "zarr", episodes=len(stores))
-    inside = [path for path in root.iterdir() if _is_zarr(path)]
-    buffers = [path for path in inside if path.name.endswith(".zip") or (path / "meta" / "episode_ends").exists()]
-    return Family("Zarr replay buffer", "zarr", buffers[0]) if buffers else None
+    return None
+
+
+_SPLITS = ("training", "validation")
+"""Folders of a CALVIN download; its reader takes both."""
 
 
 def _calvin(root: Path) -> Family | None:
-    steps = next((path for path in root.glob("episode_*.npz") if re.fullmatch(r"episode_\d{7}", path.stem)), None)
-    if steps is None and not (root / "ep_start_end_ids.npy").exists():
+    splits = [path for name in _SPLITS if _calvin_steps(path := root / name)]
+    if not splits and not _calvin_steps(root):
         return None
-    note = None if (root / "ep_start_end_ids.npy").exists() else "ep_start_end_ids.npy is missing: no episode is known"
+    bare = [path.name for path in splits or [root] if not (path / "ep_start_end_ids.npy").exists()]
+    note = f"{', '.join(bare)}: ep_start_end_ids.npy is missing: no episode is known" if bare else None
     return Family("CALVIN (one file a step)", "calvin", root, note=note)
+
+
+def _calvin_steps(root: Path) -> bool:
+    if (root / "ep_start_end_ids.npy").exists():
+        return True
+    return any(re.fullmatch(r"episode_\d{7}", path.stem) for path in root.glob("episode_*.npz"))
 
 
 def _npz(root: Path) -> Family | None:

@@ -24,6 +24,7 @@ __all__ = [
     "Meta",
     "VideoHint",
     "read_meta",
+    "wrong_totals",
 ]
 
 PARQUET_FAULTS = (pa.ArrowException, OSError, ValueError)
@@ -139,6 +140,16 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
         info=info,
         warnings=warnings,
     )
+
+
+def wrong_totals(meta: Meta, found: Mapping[str, int | None]) -> list[str]:
+    """Where ``info.json`` counts otherwise than what is there; ``found`` holds counts by their names in it."""
+    told = []
+    for key, count in found.items():
+        said = meta.info.get(key)
+        if count is not None and isinstance(said, int) and said != count:
+            told.append(f"{meta.root}: info.json says {said} {key.removeprefix('total_')}, {count} are there")
+    return told
 
 
 def _check_layout(root: Path, stated: str, version: Version) -> None:

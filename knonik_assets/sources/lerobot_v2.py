@@ -23,7 +23,7 @@ from knonik_assets.sources.lerobot_data import DataIndex, Run, to_rows
 from knonik_assets.sources.lerobot_episode import Held, LeRobotEpisode, picture_file
 from knonik_assets.sources.lerobot_files import check_key, find_episode_file, signature, spell
 from knonik_assets.sources.lerobot_layout import choose, find_cameras
-from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, read_meta
+from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, read_meta, wrong_totals
 from knonik_assets.sources.lerobot_videos import OneFile
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -121,11 +121,11 @@ class LeRobotV2Source:
         meta = dataset.meta
         files = _data_files(meta)
         warnings = list(dict.fromkeys(meta.warnings))
-        for total, count in (("total_episodes", len(files)),):
-            if isinstance(meta.info.get(total), int) and meta.info[total] != count:
-                warnings.append(
-                    f"{self.root}: info.json says {meta.info[total]} episodes, {count} data files are there"
-                )
+        lengths = [hint.length for hint in meta.hints.values()]
+        frames = sum(length or 0 for length in lengths) if len(lengths) == len(files) and all(lengths) else None
+        videos = len(files) * sum(held == "video" for held in dataset.cameras.values())
+        totals = {"total_episodes": len(files), "total_frames": frames, "total_videos": videos}
+        warnings += wrong_totals(meta, totals)
         astray = [path for episode, path in files.items() if path != self.root / spell(meta, meta.data_path, episode)]
         if astray:
             warnings.append(

@@ -17,7 +17,7 @@ from knonik_assets.sources.lerobot_data import DataIndex, build_index
 from knonik_assets.sources.lerobot_episode import LeRobotEpisode
 from knonik_assets.sources.lerobot_files import list_files, signature
 from knonik_assets.sources.lerobot_layout import bare_name, choose, find_cameras
-from knonik_assets.sources.lerobot_meta import Meta, read_meta
+from knonik_assets.sources.lerobot_meta import Meta, read_meta, wrong_totals
 from knonik_assets.sources.lerobot_videos import CameraMap
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -123,6 +123,10 @@ class LeRobotV3Source:
         dataset = self.dataset()
         self.warnings = list(dataset.meta.warnings)
         self.warnings += [f"{path}: unreadable: {reason}" for path, reason in dataset.data.broken.items()]
+        if not dataset.data.broken:
+            frames = sum(map(dataset.data.length, dataset.data.runs))
+            totals = {"total_episodes": len(dataset.data.runs), "total_frames": frames}
+            self.warnings += wrong_totals(dataset.meta, totals)
         if dataset.phantoms:
             names = ", ".join(dataset.phantoms)
             self.warnings.append(f"{self.root}: info.json lists {names}, which no file and no episode has; ignored")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from knonik_assets.sources.base import StreamSpec
 from knonik_loader.errors import ConfigError, SourceError
 
-__all__ = ["check_streams", "name_paths", "natural_key", "nearest", "safe_stream_name"]
+__all__ = ["check_streams", "dataset_name", "name_paths", "natural_key", "nearest", "safe_stream_name"]
 
 _RESERVED = frozenset({"annotations", "frame_time"})
 _RESERVED_SUFFIX = "_valid_mask"
 _LONGEST = 128
+_SUFFIXES = frozenset({".zarr", ".zip", ".h5", ".hdf5", ".npz", ".bag", ".mcap", ".db3"})
 
 
 def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
@@ -23,6 +25,14 @@ def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     """
     parts = re.split(r"(\d+)", text)
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part), text
+
+
+def dataset_name(root: Path) -> str:
+    """A dataset's name from where it lies: ``kitchen`` for ``/data/kitchen.zarr.zip``, ``v1.0`` for ``/data/v1.0``."""
+    name = root.resolve().name
+    while (suffix := Path(name).suffix.lower()) in _SUFFIXES:
+        name = name[: -len(suffix)]
+    return name or "dataset"
 
 
 def safe_stream_name(name: str) -> str:

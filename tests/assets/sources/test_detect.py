@@ -6,10 +6,11 @@ import h5py
 import numpy as np
 import pytest
 
-from knonik_assets.configs.load import load_ingest_config
-from knonik_assets.sources.detect import config_text, detect, render
+from knonik_assets.configs.load import load_ingest_config, parse_yaml
+from knonik_assets.sources.detect import config_text, detect
+from knonik_assets.sources.detect_table import render
 from knonik_assets.sources.registry import READABLE, open_source
-from knonik_loader.errors import ConfigError, SourceError
+from knonik_loader.errors import SourceError
 from tests.assets.sources.support import V3, jpeg, padded_rows, write_hdf5
 from tests.support.stamps import episode_arrays
 
@@ -45,16 +46,14 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_recognised_and_one_without_a_reader_said_to_be_so(tmp_path, family):
+def test_every_family_is_recognised_and_broken_files_told(tmp_path, family):
     found = detect(touch(tmp_path, *FAMILIES[family]))
     assert found.dir_type + (f" + {found.data_type}" if found.data_type else "") == family
-    if family in READABLE:  # then it is these empty files that cannot be read
-        assert found.warnings
-        return
-    assert not found.readable
-    assert any("cannot read" in warning and "lerobot_v3" in warning for warning in found.warnings)
-    assert json.loads(json.dumps(found.to_dict()))["config"] == {}
-    with pytest.raises(ConfigError, match="no config"):
+    assert family in READABLE
+    assert found.warnings
+    assert not found.readable  # these files are empty
+    assert json.loads(json.dumps(found.to_dict()))["family"] == found.family
+    with pytest.raises(SourceError, match="no config that would ingest it"):
         config_text(found)
 
 
@@ -78,7 +77,7 @@ def test_what_is_no_raw_dataset(tmp_path):
 
 def reads_all(found):
     """Open every episode with the config that detect gives, as ingest would."""
-    config = load_ingest_config(json.loads(config_text(found)))
+    config = load_ingest_config(parse_yaml(config_text(found), "what detect wrote"))
     source = open_source(config, config.data_dir)
     streams = []
     for ref in source.episodes():
@@ -101,7 +100,7 @@ def test_a_lerobot_dataset(tmp_path):
     assert reads_all(found) == [[("rgb", "left"), ("numeric", "state"), ("numeric", "action")]] * 2
     text = render(found).plain
     assert "LeRobot v3 (v3.0)" in text
-    assert "5 x 96 x 112 x 3 video at 30 fps" in text
+    assert "rgb      left    5       96 x 112 x 3  30 fps  video             observation.images.left" in text
 
 
 def test_a_dataset_in_a_folder_below_is_found(tmp_path):

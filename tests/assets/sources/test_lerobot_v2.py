@@ -140,7 +140,7 @@ def test_wrong_templates_a_phantom_camera_and_wrong_totals(dataset):
     found.episodes()
     text = "\n".join(found.warnings)
     assert "observation.images.leftover, of which there is no file" in text
-    assert "says 100 episodes, 5 data files" in text
+    assert "info.json says 100 episodes, 5 are there" in text
     assert "doesn't lead to 4 of 5 data files" in text
 
 
