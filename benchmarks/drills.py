@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.common import ROOT, Ratio
 
-__all__ = ["run"]
+__all__ = ["run", "timed"]
 
 _PACK = """
 import sys
@@ -127,8 +127,16 @@ def _half_written(out: Path) -> Iterator[str]:
 def _pack(
     episodes: Path, out: Path, profile: str, shard_size: int, engine: str, kill_after: float | None = None
 ) -> float:
-    """Pack in a process of its own; seconds of work behind the moment at which it locked the output, -1 if killed."""
-    command = [sys.executable, "-c", _PACK, *map(str, (episodes, out, profile, shard_size, engine))]
+    """Pack in a process of its own, see `timed`."""
+    return timed([_PACK, *map(str, (episodes, out, profile, shard_size, engine))], out, kill_after)
+
+
+def timed(program: list[str], out: Path, kill_after: float | None = None) -> float:
+    """Run a Python text and its arguments in a session of their own, kill -9 it there if it works for too long.
+
+    Seconds of work behind the moment at which it locked the output, -1 if killed.
+    """
+    command = [sys.executable, "-c", *program]
     lock = out / ".knonik" / "lock"
     lock.unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +150,7 @@ def _pack(
         if kill_after is None:
             if process.wait():
                 said.seek(0)
-                raise RuntimeError(f"packing {profile} into {out} failed: {said.read()[-800:]}")
+                raise RuntimeError(f"working on {out} failed: {said.read()[-800:]}")
             return time.monotonic() - began
         while process.poll() is None:
             if time.monotonic() - began >= kill_after:
