@@ -15,8 +15,8 @@ from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.live.declared import Declarations, Declared, Kind
 from knonik_assets.live.lanes import Lane, Waiting
 from knonik_assets.live.streams import LiveStream
-from knonik_assets.sources.images import depth_to_m
 from knonik_assets.sources.clocks import even_rate
+from knonik_assets.sources.images import depth_to_m
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["LiveEpisode"]
