@@ -67,6 +67,8 @@ class WindowResolver:
 
     def _resolve_timed(self, episodes: IntArray, anchors: IntArray, lengths: IntArray) -> tuple[IntArray, BoolArray]:
         """The offsets of all streams: (B, all offsets) frames and masks."""
+        if not len(episodes):  # a batch of a mix may hold nothing of a dataset
+            return np.zeros((0, len(self._timed)), np.int64), np.zeros((0, len(self._timed)), np.bool_)
         table = self._index.episodes
         rates, which = np.unique(table.fps[episodes], return_inverse=True)
         offsets = np.stack([self._offsets(float(rate)) for rate in rates])[which]  # (B, all offsets)

@@ -211,6 +211,17 @@ class TestMix:
             assert (window.frames[:, 1] == np.minimum(plan.anchors + jump, 199)).all()
             assert (window.valid == np.stack([np.ones(6, bool), inside], 1)).all()
 
+    @pytest.mark.parametrize("mix", ["per_batch", "per_sample"])
+    def test_a_batch_may_hold_nothing_of_a_dataset(self, mix):
+        keys = {"delta_timestamps": {"state": [0.0, 0.1]}, "batch_size": 2, "multi_mix": mix, "max_steps": 40}
+        sampler = make_mix(weights=(0.8, 0.1, 0.1), **keys)
+        plans = [sampler.batch(0, step) for step in range(40)]
+        assert any(2 not in plan.dataset for plan in plans)
+        assert any(2 in plan.dataset for plan in plans)
+        for plan in plans:
+            frames = plan.windows["state"].frames
+            assert (frames == plan.anchors[:, None] + [0, 3]).all()
+
 
 class TestDraws:
     def test_each_position_is_drawn_by_itself_with_the_weights(self):
