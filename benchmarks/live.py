@@ -1,4 +1,4 @@
-"""Live capture: four 480x640 cameras at 30 Hz for a minute, and a hundred thousand random lines of the protocol.
+"""Live capture: four 480x640 cameras for a minute, a hundred thousand random lines, and twenty times ``kill -9``.
 
 Each measurement is a process of its own, so that its peak of memory is its own. ``KNONIK_LIVE_PRESET`` names another
 preset than ``medium``; ``KNONIK_BENCH_FOLDER`` says where episodes go.
@@ -24,6 +24,7 @@ __all__ = ["run"]
 CAMERAS, HEIGHT, WIDTH, RATE = 4, 480, 640, 30
 SHORT, LONG = 450, 1800
 LINES = 100_000
+KILLS = 20
 
 
 def run() -> list[Ratio]:
@@ -31,6 +32,7 @@ def run() -> list[Ratio]:
     preset = os.environ.get("KNONIK_LIVE_PRESET", "medium")
     short, long = (_child("capture", preset, str(steps)) for steps in (SHORT, LONG))
     paced = _child("paced", "jpeg", "300")
+    killed = _child("kills", "jpeg", str(KILLS))
     few, many = (_child("lines", "jpeg", str(count)) for count in (LINES // 5, LINES))
     return [
         Ratio(
@@ -53,6 +55,13 @@ def run() -> list[Ratio]:
             paced["longest"] * RATE,
             "< 1 where the machine keeps up",
             f"{paced['longest'] * 1000:.1f} ms in {300 * CAMERAS} calls, waited {paced['blocked']:.2f} s",
+        ),
+        Ratio(
+            f"{KILLS} times kill -9: whole episodes",
+            "all that are there",
+            killed["whole"] / killed["there"],
+            "1, numbered without a gap",
+            f"{killed['there']} episodes, {killed['torn']} killed while one was open",
         ),
         Ratio(
             f"{LINES} random lines: peak memory",
@@ -144,7 +153,55 @@ def _lines(count: int, out: Path) -> dict[str, Any]:
     return {"seconds": seconds, "peak": _peak(), "taken": taken, "written": len(written)}
 
 
+def _endless(out: Path) -> None:
+    """Capture short stamped episodes until killed."""
+    from knonik_assets.live.session import live_session
+    from tests.support.stamps import episode_arrays
+
+    with live_session(out, _preset("jpeg")) as session:
+        for camera in range(2):
+            session.register_rgb(f"cam_{camera}", fps=RATE)
+        while True:
+            number = len(list(out.glob("episode_*")))
+            arrays = episode_arrays(number, 5 + number % 7)
+            with session.episode():
+                for step, seconds in enumerate(arrays["timestamps"]):
+                    for camera in range(2):
+                        session.rgb(f"cam_{camera}", arrays[f"cam_{camera}"][step], float(seconds))
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+
+
+def _kills(count: int, out: Path) -> dict[str, Any]:
+    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+    from tests.support.stamps import read_stamp
+
+    rng = np.random.default_rng(0)
+    torn = 0
+    for _ in range(count):
+        command = [sys.executable, "-m", "benchmarks.live", "endless", "jpeg", "0", str(out)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(rng.uniform(0, 0.4))
+            process.kill()
+        torn += any((out / ".knonik" / "tmp").iterdir())
+    there = list_episodes(out)
+    whole = 0
+    for number, path in enumerate(there):
+        reader = EpisodeReader(path)
+        wanted = [(camera, number, step) for camera in range(2) for step in range(5 + number % 7)]
+        found = [read_stamp(frame) for camera in range(2) for frame in reader.rgb(f"cam_{camera}")]
+        whole += path.name == f"episode_{number:06d}" and not reader.verify() and found == wanted
+    return {"there": len(there), "whole": whole, "torn": torn}
+
+
 if __name__ == "__main__":
     kind, chosen, number, place = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-    result = _lines(number, place) if kind == "lines" else _capture(chosen, number, place, paced=kind == "paced")
+    if kind == "endless":
+        _endless(place)
+    if kind in ("lines", "kills"):
+        result = (_lines if kind == "lines" else _kills)(number, place)
+    else:
+        result = _capture(chosen, number, place, paced=kind == "paced")
     sys.stdout.write(json.dumps(result))

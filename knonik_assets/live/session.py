@@ -15,7 +15,7 @@ from knonik_assets.configs.dataset import CONFIG, build_dataset_config, load_dat
 from knonik_assets.configs.documents import local_path, plain
 from knonik_assets.configs.live import LiveConfig, live_fingerprint, load_live_config
 from knonik_assets.episodes.metadata import METADATA, check_extra
-from knonik_assets.episodes.storing import recover
+from knonik_assets.episodes.storing import recover, workspaces
 from knonik_assets.episodes.video import check_preset
 from knonik_assets.episodes.writer import EpisodeWriter
 from knonik_assets.ingesting.lock import OutputLock
@@ -93,8 +93,15 @@ class LiveSession:
             raise ConfigError("this live session was entered before; make a new one with live_session()")
         with ExitStack() as stack:
             stack.enter_context(OutputLock(self.out))
+            unfinished = _unfinished(self.out)
             restored = recover(self.out)
-            self._numbers = read_numbers(self.out)
+            numbers = read_numbers(self.out)
+            # A capture that was killed had its number recorded just before it would have appeared under it.
+            self._numbers = {
+                source_id: number
+                for source_id, number in numbers.items()
+                if source_id != _source_id(number) or number not in unfinished
+            }
             self._stack = stack.pop_all()
         self._started = time.perf_counter()
         codec = self._preset.rgb.codec
@@ -248,6 +255,7 @@ class LiveSession:
             metadata = episode.finish(record)
         except KnonikError as error:
             self._note(episode, "empty" if empty else "failed", reason=str(error))
+            self._numbers.pop(_source_id(episode.number), None)  # nothing came of it: the next one takes it
             raise
         finally:
             self._open = None
@@ -343,6 +351,14 @@ class LiveSession:
 def _source_id(number: int) -> str:
     """No file can be called so: an ingest into the same output never takes the episode for one of its own."""
     return f"live:{number:06d}"
+
+
+def _unfinished(out: Path) -> set[int]:
+    """Numbers of episodes that were being written when their process died, and are not there."""
+    parent = workspaces(out)
+    names = {path.name.partition(".")[0] for path in parent.iterdir()} if parent.is_dir() else set()
+    digits = [name.removeprefix("episode_") for name in names if not (out / name).exists()]
+    return {int(number) for number in digits if number.isdecimal()}
 
 
 _About = tuple[str | None, str | None, dict[str, Any]]

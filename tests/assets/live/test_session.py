@@ -459,8 +459,18 @@ def test_a_disk_that_refuses_ends_the_episode_not_the_session(tmp_path, monkeypa
         with pytest.raises(StorageError, match="no space"):
             capture(50)
         capture(1)
-    assert [path.name for path in tmp_path.glob("episode_*")] == ["episode_000000"]
-    assert EpisodeReader(tmp_path / "episode_000000").length == 1
+        monkeypatch.setattr("knonik_assets.episodes.writer.publish", refuse)
+        with pytest.raises(StorageError, match="no inode"):
+            capture(1)
+        monkeypatch.undo()
+        capture(2)
+    assert [one.status for one in session.report.episodes] == ["discarded", "written", "failed", "written"]
+    assert sorted(path.name for path in tmp_path.glob("episode_*")) == ["episode_000000", "episode_000001"]
+    assert EpisodeReader(tmp_path / "episode_000001").length == 2
+
+
+def refuse(*arguments):
+    raise StorageError("cannot put in place: no inode left")
 
 
 def test_mistakes_in_the_call_touch_nothing(tmp_path, monkeypatch):
@@ -522,6 +532,8 @@ def test_a_killed_capture_leaves_whole_episodes_and_the_next_goes_on(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
     assert len(list((tmp_path / ".knonik" / "tmp").iterdir())) == 1
     assert not (tmp_path / "config.json").exists()
+    numbers = tmp_path / ".knonik" / "numbers.json"  # as they are just before an episode is put in place
+    numbers.write_text(json.dumps({**json.loads(numbers.read_text()), "live:000002": 2}))
     with live_session(tmp_path, "medium") as session:
         register(session)
         with session.episode():
