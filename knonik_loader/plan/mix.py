@@ -52,7 +52,12 @@ class MixedDataset(Sampler):
         self, name: str, index: DatasetIndex, streams: Sequence[StreamInfo], config: LoaderConfig, share: Fraction
     ) -> None:
         self.name = name
+        self._share = share
         super().__init__(index, streams, config.model_copy(update={"batch_size": max(1, math.ceil(share))}))
+
+    def _planned_batch(self) -> int:
+        # Rounded once, for all ranks together: the order is the same whatever the number that share it.
+        return max(1, math.ceil(self._share * (1 if self._config.shard_by == "episode" else self.world_size)))
 
     def _partition(self) -> tuple[Parts, AnchorTable]:
         # A dataset smaller than its share of one batch is no mistake here: it is gone through more than once.

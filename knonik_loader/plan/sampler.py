@@ -104,8 +104,7 @@ class Sampler:
         order: EpochOrder
         if not config.shuffled:
             return Stored(mine)
-        batch = config.batch_size * (1 if config.shard_by == "episode" else self.world_size)
-        apart = 0
+        batch, apart = self._planned_batch(), 0
         if config.planner_locality == "global":
             order, window = Shuffled(mine, config.seed), GLOBAL_WINDOW_BATCHES * batch
         else:
@@ -122,6 +121,10 @@ class Sampler:
         if blocks is None and not apart:
             return order
         return Arranged(order, len(mine), window, self.locate, max_shards=blocks, apart=apart)
+
+    def _planned_batch(self) -> int:
+        """Samples of a batch of the plan, over all ranks that share it."""
+        return self._config.batch_size * (1 if self._config.shard_by == "episode" else self.world_size)
 
     @property
     def sources(self) -> Sequence[Sampler]:

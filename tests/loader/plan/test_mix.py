@@ -119,6 +119,15 @@ class TestMix:
         ranks = [run(make_mix(batch_size=24 // world, rank=r, world_size=world, **keys), 2) for r in range(world)]
         assert [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)] == whole
 
+    @pytest.mark.parametrize("keys", [{"planner_locality": "ultra_low_mem"}, {"delta_cache_block_planning": "on"}])
+    def test_it_is_where_shares_of_a_rank_are_no_whole_numbers(self, keys):
+        """Windows and distances of a locality are counted in samples of the whole batch."""
+        lengths = {"a": [300] * 6, "b": [200] * 5, "c": [90] * 3}
+        keys |= {"max_steps": 60, "lengths": lengths}
+        whole = run(make_mix(batch_size=24, **keys))
+        ranks = [run(make_mix(batch_size=8, rank=rank, world_size=3, **keys)) for rank in range(3)]
+        assert [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)] == whole
+
     def test_seeds_of_augmentation_follow_the_order(self):
         whole = make_mix(batch_size=12).batch(1, 3).sample_seeds.tolist()
         parts = [make_mix(batch_size=4, rank=r, world_size=3).batch(1, 3).sample_seeds.tolist() for r in range(3)]
