@@ -15,7 +15,9 @@ from benchmarks import (
     loader_soak,
     loading,
     mutations,
+    orders,
     packing,
+    peers,
     planning,
     recordings,
     s3_storm,
@@ -23,6 +25,7 @@ from benchmarks import (
     sources_rate,
     streams,
     torch_data,
+    waits,
 )
 from benchmarks.common import Ratio, show
 
@@ -32,7 +35,9 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "live": live.run,
     "loading": loading.run,
     "mutations": mutations.run,
+    "orders": orders.run,
     "packing": packing.run,
+    "peers": peers.run,
     "planning": planning.run,
     "drills": drills.run,
     "ingest_drill": ingest_drill.run,
@@ -44,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "s3_storm": s3_storm.run,
     "recordings": recordings.run,
     "streams": streams.run,
+    "waits": waits.run,
 }
 
 

@@ -1,27 +1,54 @@
-"""Loading rate of each profile, against bare JPEG decodes of the same pictures on as many threads.
+"""Loading rate of each profile against this machine's decode limit.
 
-The limit is simplejpeg decoding quality 90, 4:2:0 encodings of the same frames into reused memory as large as the
-batches in flight. Windows of 4, every camera, global shuffle, checksums on.
+The limit is as many threads of bare simplejpeg as the loader decodes with, into reused memory as large as the batches
+in flight: of the stored payloads for ``training_fast``, else of JPEGs of quality 90, 4:2:0, of the same frames. Windows
+of 4, batches of 64, every camera or the still one alone, global shuffle, checksums on.
+
+``KNONIK_BENCH_PACKED`` names a folder to keep what is packed in, ``KNONIK_BENCH_BATCHES`` the batches of a turn (4) and
+``KNONIK_BENCH_TURNS`` their number (5).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import statistics
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import simplejpeg
 
-from benchmarks.common import Ratio, alternate, clips_folder
-from knonik_loader.throughput.limit import BareDecode
+from benchmarks.common import Ratio, clips_folder
+from benchmarks.rates import Limit, Loading, ratio
 
 PROFILES = ("training_fast", "training_compressed", "compact_video")
 BATCH, WINDOW = 16, 4
+LARGE = 64
+"""Samples of a batch here; `BATCH` is that of benchmarks that need less memory."""
+AHEAD = 1
+"""``precollate_batches``: with the batch that is handed out, memory for three under ``zerocopy``."""
+SAMPLED = 1000
+"""Payloads of each camera: more than the processor's caches hold, as the loader meets them."""
+TURNS = int(os.environ.get("KNONIK_BENCH_TURNS", "5"))
+BATCHES = int(os.environ.get("KNONIK_BENCH_BATCHES", "4"))
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """``KNONIK_BENCH_PACKED``, or a folder that is removed afterwards."""
+    kept = os.environ.get("KNONIK_BENCH_PACKED")
+    if kept:
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, int]]:
-    """Manifests by profile, JPEGs of sampled frames of all cameras, and the shape of one."""
+    """Manifests by profile, JPEGs of quality 90 of sampled frames of all cameras, and the shape of one."""
     from knonik.ingest import pack, run
     from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 
@@ -32,10 +59,11 @@ def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, i
         "preset": {"rgb": {"codec": "jpeg", "quality": 95}},
         "metadata": {"dataset": "bench"},
     }
-    run(config, input=clips_folder(), output=root / "episodes")
-    manifests = {
-        profile: pack(root / "episodes", root / profile, "bench", storage_profile=profile)[0] for profile in PROFILES
-    }
+    manifests = {profile: root / profile / "hlp_manifest.json" for profile in PROFILES}
+    if not all(path.exists() for path in manifests.values()):
+        run(config, input=clips_folder(), output=root / "episodes")
+        for profile in PROFILES:
+            pack(root / "episodes", root / profile, "bench", storage_profile=profile)
     jpegs: list[bytes] = []
     shape = (0, 0, 0)
     for path in list_episodes(root / "episodes")[:4]:
@@ -47,44 +75,118 @@ def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, i
     return manifests, jpegs, shape
 
 
-def loading_rate(manifest: Path, seconds: float, **keys: object) -> float:
-    """Frames/s of all cameras that a loader hands out, after its first batches."""
-    from knonik_loader import ShardedDataLoader
+def payloads(manifest: Path, cameras: list[str], quality: int | None) -> tuple[list[bytes], tuple[int, int, int]]:
+    """JPEGs of frames from all over a ``training_fast`` dataset, camera after camera, and the shape of one.
 
-    config = {
+    ``quality``: encoded anew; None: as stored.
+    """
+    from knonik_loader.engine.dataset import open_dataset
+    from knonik_loader.engine.storage import open_storage
+    from knonik_loader.throughput.limit import stored_jpegs
+
+    with contextlib.closing(open_dataset(open_storage("local", {}), str(manifest))) as dataset:
+        stored = stored_jpegs(dataset, cameras, SAMPLED)
+    shapes = {shape for _, shape in stored}
+    if len(shapes) != 1:
+        raise RuntimeError(f"the limit needs pictures of one size, not {shapes}")
+    data = [jpeg for jpeg, _ in stored]
+    if quality is not None:
+        data = [simplejpeg.encode_jpeg(simplejpeg.decode_jpeg(jpeg), quality, "RGB", "420") for jpeg in data]
+    return data, shapes.pop()
+
+
+def config_of(manifest: Path, batch: int, **keys: Any) -> dict[str, Any]:
+    return {
         "decode_mode": "random_access",
         "hlp_manifest": str(manifest),
         "chunk_len": WINDOW,
-        "batch_size": BATCH,
+        "batch_size": batch,
         "shuffle_mode": "global_triplet_fast",
-        "max_steps": 1_000_000,
+        "precollate_batches": AHEAD,
+        "verify_checksums": True,
+        "rank": 0,
+        "world_size": 1,
         **keys,
     }
-    with ShardedDataLoader(config) as loader:
-        batches = iter(loader)
-        cameras = [key for key in next(batches) if key.startswith("rgb_")]
-        for _ in range(3):
-            next(batches)
-        start, frames = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
-            next(batches)
-            frames += BATCH * WINDOW * len(cameras)
-        return frames / (time.perf_counter() - start)
 
 
-def run(seconds: float = 3.0, repeats: int = 3) -> list[Ratio]:
-    threads = os.cpu_count() or 1
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        manifests, jpegs, shape = prepare(Path(folder))
-        memory = 4 * BATCH * WINDOW * 2 * int(shape[0] * shape[1] * 3)
-        bare = BareDecode(jpegs, [shape] * len(jpegs), memory)
-        for profile, wanted in zip(PROFILES, (">= 0.90", ">= 1.3 on still cameras", "reported"), strict=True):
-            limit, rate = alternate(
-                repeats,
-                lambda: bare.rate(threads, seconds),
-                lambda profile=profile: loading_rate(manifests[profile], seconds),
-            )
-            detail = f"{rate:.0f} against {limit:.0f} frames/s"
-            rows.append(Ratio(profile, "bare JPEG decode, q90", rate / limit, wanted, detail))
+def against_limit(
+    what: str, jpegs: list[bytes], shape: tuple[int, int, int], config: dict[str, Any], count: str, wanted: str
+) -> list[Ratio]:
+    """A loader and the limit in turns: the ratio by the processor's time and by the clock."""
+    threads = len(os.sched_getaffinity(0))
+    loader = Loading(config)
+    try:
+        memory = (AHEAD + 1) * loader.frames * int(np.prod(shape))
+        limit = Limit(jpegs, shape, memory, threads)
+        limit.turn(loader.frames)
+        mine, bare = [], []
+        for _ in range(TURNS):
+            mine.append(loader.turn(BATCHES))
+            bare.append(limit.turn(BATCHES * loader.frames))
+    finally:
+        loader.close()
+    by_cpu, by_wall = ratio(mine, bare, count)
+    shared = statistics.median(turn.decoded / turn.delivered for turn in mine)
+    idle = statistics.median(turn.idle for turn in mine)
+    cost = statistics.median(turn.cpu / getattr(turn, count) for turn in mine) * 1e3
+    consumer = statistics.median(turn.consumer / (turn.cpu / threads) for turn in mine)
+    other = "decoded" if count == "delivered" else "delivered"
+    detail = (
+        f"{cost:.3f} ms of the processor a frame {count}; {ratio(mine, bare, other)[0]:.2f} by frames {other} "
+        f"({shared:.2f} decoded for each delivered); decoders idle {idle:.0%}, consumer {consumer:.1%} of a core"
+    )
+    return [
+        Ratio(f"{what}: processor", f"bare JPEG, {threads} threads", by_cpu, wanted, detail),
+        Ratio(f"{what}: clock", f"bare JPEG, {threads} threads", by_wall, wanted, "noisy on a machine in use"),
+    ]
+
+
+def run() -> list[Ratio]:
+    rows: list[Ratio] = []
+    with workspace() as folder:
+        manifests, _, _ = prepare(folder)
+        fast, compressed, video = (manifests[profile] for profile in PROFILES)
+        names, still = cameras_of(fast, compressed)
+        own, shape = payloads(fast, names, None)
+        again, _ = payloads(fast, names, 90)
+        still_again, _ = payloads(fast, [still], 90)
+        slots = {"zerocopy": True, "zerocopy_frame_shapes": {name: list(shape) for name in names}}
+        bounded = {"planner_locality": "hlp_bounded", "ram_cache_bytes": 256 << 20}
+        one = {"image_key": still}
+
+        def add(what: str, jpegs: list[bytes], config: dict[str, Any], count: str, wanted: str) -> None:
+            rows.extend(against_limit(what, jpegs, shape, config, count, wanted))
+
+        add("training_fast, zerocopy", own, config_of(fast, LARGE, **slots), "decoded", ">= 0.97")
+        add("training_fast", own, config_of(fast, LARGE), "decoded", ">= 0.90")
+        add("training_compressed, still", still_again, config_of(compressed, LARGE, **one), "delivered", ">= 1.3")
+        add("the same, batches of 8", still_again, config_of(compressed, 8, **one), "delivered", "fewer shared keys")
+        add(
+            "training_compressed, still, hlp_bounded",
+            still_again,
+            config_of(compressed, LARGE, **one, **bounded),
+            "delivered",
+            ">= 2.2",
+        )
+        add("training_compressed", again, config_of(compressed, LARGE), "delivered", "reported")
+        add("compact_video", again, config_of(video, BATCH), "delivered", "reported")
     return rows
+
+
+def cameras_of(fast: Path, compressed: Path) -> tuple[list[str], str]:
+    """All RGB streams, and the camera that stands still: that of which changed blocks leave the smallest part."""
+    from knonik_loader.engine.dataset import open_dataset
+    from knonik_loader.engine.storage import open_storage
+
+    stored: list[dict[str, int]] = []
+    for manifest in (fast, compressed):
+        with contextlib.closing(open_dataset(open_storage("local", {}), str(manifest))) as dataset:
+            index = dataset.hlp_index(0)
+            cameras = [stream for stream in dataset.streams if stream.kind == "rgb"]
+            sums = {
+                s.key: sum(int(index.records(n, s.stream_id).sizes.sum()) for n in range(min(8, index.num_shards)))
+                for s in cameras
+            }
+            stored.append(sums)
+    return list(stored[0]), min(stored[0], key=lambda name: stored[1][name] / stored[0][name])

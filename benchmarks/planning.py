@@ -50,7 +50,7 @@ def scale() -> list[Ratio]:
             del sampler
             tracemalloc.start()
             first_batch(sidecar, step, planner_locality=locality)
-            held, peak = tracemalloc.get_traced_memory()
+            _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             what = f"{locality}, batch {step}"
             detail = f"{seconds:.2f} s, of the processor {cpu:.2f} s"

@@ -1,0 +1,186 @@
+"""Loading rate against what others offer for the same frames, same windows and same batches.
+
+A PyTorch ``DataLoader`` over JPEG files, decoded by simplejpeg straight into each sample's array, and grain's threads
+over the same reader. Each runs in a process of its own with two workers or threads, and takes turns with the loader;
+``KNONIK_PEERS_PYTHON`` names the Python that has them and the loader's few dependencies, else this one is tried.
+LeRobotDataset is compared in ``torch_data``.
+
+What counts is the processor's time a frame over all processes, and beside it frames by the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import ROOT, Ratio
+from benchmarks.loading import WINDOW, cameras_of, config_of, prepare, workspace
+from benchmarks.rates import Loading
+
+BATCH, BATCHES, TURNS, WORKERS = 32, 4, 3, 2
+PEERS = {"torch": ("torch DataLoader, JPEG files", ">= 2"), "grain": ("grain's threads, JPEG files", ">= 1.4")}
+
+
+class Frames:
+    """Windows of all cameras from one JPEG file a frame: ``root/<episode>/<camera>/<frame>.jpg``."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        episodes = sorted(path.name for path in Path(root).iterdir())
+        self.cameras = sorted(path.name for path in (Path(root) / episodes[0]).iterdir())
+        self.anchors = [
+            (episode, start)
+            for episode in episodes
+            for start in range(len(list((Path(root) / episode / self.cameras[0]).iterdir())) - WINDOW + 1)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        import simplejpeg
+
+        episode, start = self.anchors[int(index)]
+        sample = {}
+        for camera in self.cameras:
+            frames: np.ndarray | None = None
+            for step in range(WINDOW):
+                with open(f"{self.root}/{episode}/{camera}/{start + step:06d}.jpg", "rb") as file:  # noqa: PTH123
+                    data = file.read()
+                if frames is None:
+                    height, width = simplejpeg.decode_jpeg_header(data)[:2]
+                    frames = np.empty((WINDOW, height, width, 3), np.uint8)
+                simplejpeg.decode_jpeg(data, "RGB", buffer=frames[step])
+            sample[camera] = frames
+        return sample
+
+
+def write_files(fast: Path, root: Path) -> None:
+    """The stored JPEGs of a ``training_fast`` dataset as files."""
+    from knonik_loader.engine.dataset import open_dataset
+    from knonik_loader.engine.storage import open_storage
+
+    with contextlib.closing(open_dataset(open_storage("local", {}), str(fast))) as dataset:
+        shards = dataset.index.shards
+        for row in range(len(shards)):
+            index, key = dataset.hlp_index(int(shards.hlp[row])), dataset.hlp_key(int(shards.hlp[row]))
+            for stream in dataset.streams:
+                if stream.kind != "rgb":
+                    continue
+                folder = root / dataset.index.episodes.episode_id[int(shards.episode[row])] / stream.key
+                folder.mkdir(parents=True, exist_ok=True)
+                table = index.records(int(shards.shard[row]), stream.stream_id)
+                for frame in range(len(table)):
+                    data = dataset.storage.read(key, int(table.offsets[frame]), int(table.sizes[frame]))
+                    (folder / f"{int(shards.first_frame[row]) + frame:06d}.jpg").write_bytes(data)
+
+
+def batches_of(peer: str, root: str) -> Iterator[Any]:
+    """Batches without end, by the peer's recommended use."""
+    frames = Frames(root)
+    if peer == "torch":
+        from torch.utils.data import DataLoader
+
+        loader = DataLoader(
+            frames, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True, prefetch_factor=2
+        )
+        while True:
+            yield from loader
+    import grain
+
+    options = grain.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=2 * BATCH)
+    yield from grain.MapDataset.source(frames).seed(0).shuffle().repeat().to_iter_dataset(options).batch(BATCH)
+
+
+def serve() -> None:
+    """Answer each line of input with JSON on how long `BATCHES` batches took; this runs under the peer's Python."""
+    import time
+
+    batches = batches_of(sys.argv[1], sys.argv[2])
+    for _ in range(2 * WORKERS):
+        first = next(batches)
+    frames = sum(int(np.prod(value.shape[:2])) for value in first.values())
+    for _ in sys.stdin:
+        for _ in range(2 * WORKERS):  # made while others had their turn
+            next(batches)
+        wall, cpu = time.perf_counter(), _cpu()
+        for _ in range(BATCHES):
+            next(batches)
+        took = {"frames": BATCHES * frames, "wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
+        last, still = _cpu(), 0
+        while still < 3:  # as long as more is made ahead
+            time.sleep(0.3)
+            now = _cpu()
+            still, last = (still + 1 if now - last < 0.02 else 0), now
+        sys.stdout.write(json.dumps(took) + "\n")
+        sys.stdout.flush()
+
+
+def _cpu() -> float:
+    """Processor seconds of this process and of those it started."""
+    pids = [os.getpid()]
+    for task in Path("/proc/self/task").iterdir():
+        pids += map(int, (task / "children").read_text().split())
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def against(peer: str, files: Path, config: dict[str, Any]) -> list[Ratio]:
+    """The loader and a peer in turns."""
+    named, wanted = PEERS[peer]
+    python = os.environ.get("KNONIK_PEERS_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", f"import {peer}, simplejpeg, numpy"], capture_output=True, check=False).returncode:
+        return [Ratio("training_fast", named, float("nan"), wanted, f"{peer} is not installed for {python}")]
+    command = [python, "-c", "from benchmarks.peers import serve; serve()", peer, str(files)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "compat")])}
+    loader = Loading(config)
+    mine, theirs = [], []
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        ) as other:
+            if other.stdin is None or other.stdout is None:
+                raise RuntimeError("no pipes to the peer")
+            for _ in range(TURNS):
+                mine.append(loader.turn(BATCHES))
+                other.stdin.write("\n")
+                other.stdin.flush()
+                theirs.append(json.loads(other.stdout.readline()))
+            other.stdin.close()
+    finally:
+        loader.close()
+    rows = []
+    for unit, note in (("cpu", "processor"), ("wall", "clock")):
+        costs = [getattr(turn, unit) / turn.delivered for turn in mine]
+        other_costs = [turn[unit] / turn["frames"] for turn in theirs]
+        value = statistics.median(b / a for a, b in zip(costs, other_costs, strict=True))
+        detail = f"{statistics.median(costs) * 1e3:.2f} against {statistics.median(other_costs) * 1e3:.2f} ms a frame"
+        rows.append(Ratio(f"training_fast: {note}", named, value, wanted, detail))
+    return rows
+
+
+def run() -> list[Ratio]:
+    rows: list[Ratio] = []
+    with workspace() as folder:
+        manifests, _, shape = prepare(folder)
+        fast = manifests["training_fast"]
+        names, _ = cameras_of(fast, manifests["training_compressed"])
+        files = folder / "files"
+        if not files.exists():
+            write_files(fast, files)
+        slots = {"zerocopy": True, "zerocopy_frame_shapes": {name: list(shape) for name in names}}
+        for peer in PEERS:
+            rows += against(peer, files, config_of(fast, BATCH, **slots))
+    return rows
