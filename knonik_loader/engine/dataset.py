@@ -126,7 +126,8 @@ class PackedDataset:
         entry, key = self.manifest.hlps[hlp], self.hlp_key(hlp)
 
         def read(offset: int, length: int) -> memoryview:
-            return self.storage.read_ranges(key, [(offset, length)])[0]
+            # Memory of its own: an index stays for long, and would keep the storage from using its buffers again.
+            return memoryview(self.storage.read(key, offset, length))
 
         index = checked(self.storage, lambda: open_index(read, entry.bytes, entry.metadata_offset, key))
         check_file(self.manifest, hlp, index, self.index, self._rows_of_hlp[hlp], self.key)

@@ -172,12 +172,11 @@ class Decoder:
         rows = [row for row, dests in group.wanted for _ in dests]
         if rows[-1] >= len(block):
             raise DecodeError(f"{self._where(group, rows[-1])}: the block has {len(block)} rows only.")
-        dests = [dest for _, places in group.wanted for dest in places]
-        for slot in {slot for slot, _ in dests}:
-            mine = [number for number, dest in enumerate(dests) if dest[0] == slot]
-            at = np.array([dests[number][1] for number in mine])
-            values = block[[rows[number] for number in mine]]
-            works[slot].flat[group.stream][at] = values if bound is None else change_rows(bound, values)
+        places = np.array([dest for _, dests in group.wanted for dest in dests])  # (n, 2): slot, position
+        values = block[rows] if bound is None else change_rows(bound, block[rows])
+        for slot in dict.fromkeys(places[:, 0].tolist()):
+            mine = places[:, 0] == slot
+            works[slot].flat[group.stream][places[mine, 1]] = values[mine]
 
     def _codec(self, group: GroupWork) -> Codec:
         place = (group.dataset, group.stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -221,7 +222,7 @@ def _tasks(
         stream = streams[group.stream]
         if stream.kind != "numeric":
             frames += len(group.rows)
-        pixels += len(group.rows) * int(np.prod(stream.shape))
+        pixels += len(group.rows) * math.prod(stream.shape)
         full = frames >= policy.task_frames if policy.task_frames else pixels >= policy.task_pixels
         if full:
             tasks.append(DecodeTask(job.works, task, _slots(task)))

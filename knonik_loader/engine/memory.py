@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchMemory", "PinnedMemory", "RecyclingPool", "SlotRing"]
+__all__ = ["BatchMemory", "PinnedMemory", "ReadBuffers", "RecyclingPool", "SlotRing"]
 
 _PAGE = 4096
 
@@ -92,6 +92,51 @@ def _references(owners: list[npt.NDArray[np.uint8]], index: int) -> int:
 
 _UNUSED = _references([np.empty(1, np.uint8)], 0)
 """What `_references` gives for an array that only the list holds."""
+
+
+class ReadBuffers:
+    """Memory for what is read from disk, used again once no view of it is left.
+
+    Sizes are powers of two; pages that a read doesn't reach are never touched. Small reads are left to the allocator,
+    which has no pages to ask for.
+
+    Args:
+        limit: bytes that are remembered; what is read beyond them gets memory of its own.
+    """
+
+    SMALLEST = 1 << 16
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._owners: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._held = 0
+
+    def take(self, length: int) -> memoryview:
+        """Writable memory of so many bytes, with undefined content."""
+        if length < self.SMALLEST:
+            # np.empty leaves the memory as it is; bytearray would write zeros first.
+            return np.empty(length, np.uint8).data
+        size = 1 << (length - 1).bit_length()
+        with self._lock:
+            owners = self._owners.setdefault(size, [])
+            for index in reversed(range(len(owners))):
+                if _references(owners, index) == _UNUSED:
+                    return owners[index].data[:length]
+            owner = np.empty(size, np.uint8)
+            if self._held + size > self._limit:
+                self._forget_idle()
+            if self._held + size <= self._limit:
+                owners.append(owner)
+                self._held += size
+            return owner.data[:length]
+
+    def _forget_idle(self) -> None:
+        """Let go of what nobody looks at: reads have become of another size."""
+        for size, owners in self._owners.items():
+            used = [index for index in range(len(owners)) if _references(owners, index) != _UNUSED]
+            self._held -= size * (len(owners) - len(used))
+            owners[:] = [owners[index] for index in used]
 
 
 class PinnedMemory:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 from pydantic import BaseModel
 
 from knonik_loader.config_models import AzureParams, GcsParams, LocalParams, S3Params
+from knonik_loader.engine.memory import ReadBuffers
 from knonik_loader.errors import ConfigError, StorageError, TruncatedError
 from knonik_loader.validation import nearest, validate
 
@@ -33,6 +33,8 @@ _PARAMS: Mapping[str, type[BaseModel]] = {
     "azure": AzureParams,
 }
 _OPEN_FILES = 64
+_BUFFER_BYTES = 32 << 20
+"""Read memory kept for further reads."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 """What this process or machine has too little of: no file is at fault."""
 
@@ -57,7 +59,10 @@ class Storage(Protocol):
         ...
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Several (offset, length) ranges of one object, in the order asked for; as `read`."""
+        """Several (offset, length) ranges of one object, in the order asked for; as `read`.
+
+        Their memory is that of the storage, which uses it again once no view is left.
+        """
         ...
 
     def read_all(self, key: str) -> bytes:
@@ -129,6 +134,7 @@ class LocalStorage:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._buffers = ReadBuffers(_BUFFER_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (LocalStorage, (self._root, self._limit))
@@ -159,7 +165,7 @@ class LocalStorage:
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Several (offset, length) ranges, one read each."""
         file = self._open(key)
-        return [_read_exactly(key, file.fd, offset, length) for offset, length in ranges]
+        return [_read_exactly(key, file.fd, offset, self._buffers.take(length)) for offset, length in ranges]
 
     def read_all(self, key: str) -> bytes:
         """A whole file."""
@@ -171,6 +177,7 @@ class LocalStorage:
             self._reset()
         with self._lock:
             self._files.clear()
+            self._buffers = ReadBuffers(_BUFFER_BYTES)
 
     def _open(self, key: str) -> _OpenFile:
         if self._pid != os.getpid():
@@ -191,10 +198,8 @@ class LocalStorage:
         return file
 
 
-def _read_exactly(key: str, fd: int, offset: int, length: int) -> memoryview:
-    # np.empty leaves the memory as it is; bytearray would write zeros first.
-    view = np.empty(length, np.uint8).data
-    done = 0
+def _read_exactly(key: str, fd: int, offset: int, view: memoryview) -> memoryview:
+    length, done = len(view), 0
     while done < length:
         try:
             count = os.preadv(fd, [view[done:]], offset + done)

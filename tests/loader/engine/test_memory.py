@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from knonik_loader import ShardedDataLoader
-from knonik_loader.engine.memory import RecyclingPool, SlotRing
+from knonik_loader.engine.memory import ReadBuffers, RecyclingPool, SlotRing
 from tests.support.packed import check_frames
 
 SHAPE = (4, 64, 64)
@@ -139,3 +139,35 @@ def test_pinned_memory_is_reused_by_torch_alone(packed, monkeypatch):
             anchors = batch["_frame_indices"].numpy()[:, None]
             check_frames(packed, batch, {key: anchors + np.arange(4) for key in batch["_stream_names"]})
         assert len(made) == batches * len(batch["_stream_names"])
+
+
+class TestReadBuffers:
+    SIZE = ReadBuffers.SMALLEST
+
+    def test_a_buffer_is_used_again_once_no_part_of_it_is_looked_at(self):
+        buffers = ReadBuffers(4 * self.SIZE)
+        view = buffers.take(self.SIZE)
+        part = np.frombuffer(buffers.take(self.SIZE)[100:200], np.uint8)
+        first, second = address(np.asarray(view)), address(part) - 100
+        del view
+        assert address(np.asarray(buffers.take(self.SIZE))) == first
+        held = [buffers.take(self.SIZE) for _ in range(3)]
+        assert second not in {address(np.asarray(one)) for one in held}
+
+    def test_what_is_read_beyond_the_limit_is_whole_all_the_same(self):
+        buffers = ReadBuffers(2 * self.SIZE)
+        views = [buffers.take(self.SIZE) for _ in range(5)]
+        for number, view in enumerate(views):
+            view[:] = bytes([number]) * self.SIZE
+        assert [set(view.tobytes()) for view in views] == [{number} for number in range(5)]
+        assert buffers._held == 2 * self.SIZE
+
+    def test_idle_buffers_make_room_for_another_size(self):
+        buffers = ReadBuffers(2 * self.SIZE)
+        kept = [buffers.take(self.SIZE), buffers.take(self.SIZE)]
+        del kept
+        large = buffers.take(2 * self.SIZE)
+        first = address(np.asarray(large))
+        del large
+        assert address(np.asarray(buffers.take(2 * self.SIZE))) == first
+        assert len(buffers.take(1)) == 1
