@@ -103,10 +103,10 @@ def _known(cards: CardFolder, name: str) -> DatasetCard:
 
 
 def _look_at_raw(card: DatasetCard, state: CardState) -> None:
-    from knonik_assets.sources.registry import open_source
+    from knonik_assets.sources.guarded import open_guarded
 
     try:
-        source = open_source(card.ingest_config(), card.raw)
+        source = open_guarded(card.ingest_config(), card.raw)
         refs = source.episodes()
         state.episodes = len(refs)
         if not refs:

@@ -24,7 +24,7 @@ from knonik_assets.ingesting.planning import Planned, departed, plan, refuse_str
 from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
 from knonik_assets.ingesting.report import EpisodeOutcome, IngestReport
 from knonik_assets.sources.base import EpisodeRef, Source
-from knonik_assets.sources.registry import open_source
+from knonik_assets.sources.guarded import open_guarded
 from knonik_loader import access
 from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceError, StorageError
 
@@ -81,7 +81,7 @@ def run(
         raise ConfigError("prune would remove all episodes but this one: a staging directory is one episode.")
     root, out = _root(settings, input), _output(output)
     _check_apart(root, out)
-    source = open_source(settings, root)
+    source = open_guarded(settings, root)
     refs = source.episodes()
     _check_unique(refs, root)
     _probe(source, refs)

@@ -31,6 +31,8 @@ Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _LONGEST_OFFSET_S = 1e6
 # Of a picture, and of a numeric row: what JPEG can hold, rounded up.
 _LONGEST_SIDE = 65_535
+# FFmpeg makes no picture of more than about twice as many.
+_MOST_PIXELS = 1 << 27
 
 
 class _Block(BaseModel):
@@ -109,7 +111,10 @@ class StreamOptions(_Block):
     @classmethod
     def _resize_is_a_size(cls, value: Any) -> Any:  # noqa: ANN401 - whatever was given
         if value is not None and not _is_size(value):
-            raise ValueError(f"must be [H, W], two whole numbers from 1 to {_LONGEST_SIDE}, got {value!r}")
+            raise ValueError(
+                f"must be [H, W], two whole numbers from 1 to {_LONGEST_SIDE} and at most {_MOST_PIXELS} pixels, "
+                f"got {value!r}"
+            )
         return value
 
     @field_validator("pad_to", mode="before")
@@ -117,7 +122,8 @@ class StreamOptions(_Block):
     def _padding_is_a_width_or_a_size(cls, value: Any) -> Any:  # noqa: ANN401 - whatever was given
         if value is not None and not _is_size(value) and not _is_side(value):
             raise ValueError(
-                f"must be a width or, for pictures, [H, W]: whole numbers from 1 to {_LONGEST_SIDE}, got {value!r}"
+                f"must be a width or, for pictures, [H, W]: whole numbers from 1 to {_LONGEST_SIDE} and at most "
+                f"{_MOST_PIXELS} pixels, got {value!r}"
             )
         return value
 
@@ -127,7 +133,9 @@ def _is_side(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) == len(("H", "W")) and all(map(_is_side, value))
+    if not isinstance(value, list | tuple) or len(value) != len(("H", "W")) or not all(map(_is_side, value)):
+        return False
+    return int(value[0]) * int(value[1]) <= _MOST_PIXELS
 
 
 class LoaderConfig(_Block):
@@ -138,7 +146,7 @@ class LoaderConfig(_Block):
     """``random_access``, or ``sequential``: episodes in order, for evaluation."""
     hlp_manifest: Annotated[str, Field(min_length=1)]
     """Path or URL of ``hlp_manifest.json``."""
-    chunk_len: Count
+    chunk_len: Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
     """Frames in a contiguous window."""
     batch_size: Count
     """Samples a batch on each rank."""

@@ -174,6 +174,8 @@ def split_rows(
                 "the dataset was packed without splits; give shares, {'train': 0.9, 'val': 0.1} for example"
             )
         rows = {name: np.flatnonzero(np.asarray(table.split) == name) for name in names}
+    elif not isinstance(splits, Mapping):
+        raise ConfigError(f"split_episodes: splits are a mapping of names to shares or lists, got {splits!r}")
     elif not splits:
         raise ConfigError("split_episodes: no split is named; give shares, {'train': 0.9, 'val': 0.1} for example")
     elif all(isinstance(value, Real) and not isinstance(value, bool) for value in splits.values()):

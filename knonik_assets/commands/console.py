@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 __all__ = ["Engine", "EngineOption", "Quiet", "Workers", "err", "out", "say", "size"]
 
-out = Console()
-err = Console(stderr=True)
+# paths and names are said as they are: a "[" in them is no markup
+out = Console(markup=False)
+err = Console(stderr=True, markup=False)
 
 
 class Engine(StrEnum):
@@ -30,7 +31,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, errors only."
 
 def say(kind: str, text: str, colour: str = "yellow") -> None:
     """One line on standard error: what kind of news, then the news."""
-    err.print(f"[{colour}]{kind}:[/{colour}] {escape(text)}", highlight=False, soft_wrap=True)
+    err.print(Text.assemble((f"{kind}:", colour), " ", text), highlight=False, soft_wrap=True)
 
 
 def size(count: float) -> str:

@@ -48,7 +48,9 @@ def list_command(cards: Folder = None, as_json: AsJson = False) -> None:
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states], default=str))
     else:
-        table = Table("dataset", "packs", "schedule", "card", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        for column in ("dataset", "packs", "schedule", "card"):
+            table.add_column(column, overflow="fold")
         for state in states:
             packs = "broken" if state.problems else ", ".join(state.profiles) or "nothing"
             table.add_row(state.name, packs, state.schedule or "", str(state.path))

@@ -114,6 +114,8 @@ def pack_command(*, dataset_name: str, output_dir: str, **options: object) -> No
     """Pack episodes as compact video into OUTPUT_DIR/knonik_<NAME>_hlp and print the manifest's path."""
     if "/" in dataset_name or dataset_name in {"", ".", ".."}:
         raise ConfigError(f"--dataset-name {dataset_name!r} becomes part of a folder's name; use one without slashes.")
+    if not output_dir:
+        raise ConfigError("--output-dir is empty; name a path (an unset variable of the shell?).")
     folder = f"{output_dir.rstrip('/')}/knonik_{dataset_name}_hlp"
     packer_command(dataset_name=dataset_name, output_dir=folder, **options)  # type: ignore[arg-type]
 

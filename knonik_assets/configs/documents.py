@@ -144,6 +144,8 @@ def local_path(given: str | Path, what: str) -> Path:
     Raises:
         ConfigError: no path can look like this, or its ``~user`` has no home.
     """
+    if not str(given):
+        raise ConfigError(f"{what} is empty; name a path (an unset variable of the shell?).")
     if "\0" in str(given):
         raise ConfigError(f"{what} {str(given)!r} holds a zero byte, which no path can; correct it.")
     try:

@@ -28,6 +28,8 @@ _MEANINGLESS: Mapping[StorageProfile, Mapping[str, str]] = {
     "training_compressed": {"codec": "keyframes and deltas are JPEGs"},
 }
 _SPLIT_NAME = r"[A-Za-z0-9_.-]+"
+_MOST_PIXELS = 1 << 27
+"""FFmpeg makes no picture of more than about twice as many."""
 
 
 class PackOptions(BaseModel):
@@ -184,6 +186,8 @@ def _pairs(value: Any, option: str, example: str) -> dict[Any, Any]:  # noqa: AN
     parts = _split_commas(value)
     if not isinstance(parts, tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{option} must read like {example!r} or be a dict, got {value!r}")
+    if isinstance(value, str) and not parts:
+        raise ValueError(f"{option} is empty; write it like {example!r}, or leave it out")
     for part in parts:
         name, equals, text = part.partition("=")
         if not equals or not name.strip() or not text.strip():
@@ -203,4 +207,6 @@ def _size(name: str, value: Any) -> Any:  # noqa: ANN401
         raise ValueError(f"resize of {name!r} must read HxW, for example 224x224, got {value!r}") from error
     if not (1 <= height <= 16384 and 1 <= width <= 16384):
         raise ValueError(f"resize of {name!r} must be 1 to 16384 each way, got {height}x{width}")
+    if height * width > _MOST_PIXELS:
+        raise ValueError(f"resize of {name!r} to {height}x{width} makes more than {_MOST_PIXELS} pixels a picture")
     return (height, width)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
@@ -82,7 +81,7 @@ class _BarProgress:
         if self._bars is not None:
             self._bars.advance(self._bars.pieces, count)
             if text:
-                self._bars.console.print(escape(text), highlight=False)
+                self._bars.console.print(text, highlight=False, markup=False)
 
     def end(self) -> None:
         bars, self._bars = self._bars, None

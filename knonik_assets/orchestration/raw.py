@@ -50,11 +50,11 @@ def observe(card: DatasetCard, *, fingerprints: bool = True) -> RawFacts:
     Raises:
         ConfigError: the card asks for a reader that this version doesn't have.
     """
-    from knonik_assets.sources.registry import open_source
+    from knonik_assets.sources.guarded import open_guarded
 
     facts = RawFacts()
     facts.files, facts.bytes = _measure(card.raw)
-    source = open_source(card.ingest_config(), card.raw)
+    source = open_guarded(card.ingest_config(), card.raw)
     facts.source_format = source.format
     try:
         refs = source.episodes()

@@ -16,7 +16,7 @@ from knonik_assets.sources.arrays import DictTree
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache, Language
 from knonik_assets.sources.calvin_steps import Steps, step_arrays
 from knonik_assets.sources.naming import natural_key
-from knonik_assets.sources.npy_arrays import npy_file, reading
+from knonik_assets.sources.npy_arrays import npy_file, reading, whole_file
 from knonik_assets.sources.safe_pickle import load_pickle
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -159,17 +159,21 @@ def _windows(path: Path) -> tuple[_Window, ...]:
     """
     where = str(path)
     with reading(where):
-        data = path.read_bytes()
+        data = whole_file(path)
     header = npy_file(path, where)
     found = load_pickle(data[header.begin :], where)
     found = found.item() if isinstance(found, np.ndarray) and found.size == 1 else found
     try:
         texts, spans = found["language"]["ann"], found["info"]["indx"]
         pairs = [(int(first), int(last)) for first, last in spans]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        count = len(texts)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise EpisodeError(f"{where}: no language annotations of CALVIN's: {type(error).__name__}: {error}.") from error
-    if len(pairs) != len(texts):
-        raise EpisodeError(f"{where}: {len(texts)} texts for {len(pairs)} windows.")
+    if len(pairs) != count:
+        raise EpisodeError(f"{where}: {count} texts for {len(pairs)} windows.")
+    for text in texts:
+        if not isinstance(text, str):
+            raise EpisodeError(f"{where}: a description is {str(text)[:80]!r}, a {type(text).__name__}; wanted text.")
     return tuple(_Window(first, last, str(text)) for (first, last), text in zip(pairs, texts, strict=True))
 
 

@@ -17,7 +17,7 @@ from knonik_assets.sources.arrays import Array, DictTree, MemoryArray
 from knonik_assets.sources.arrays import Path as Place
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.naming import natural_key
-from knonik_assets.sources.npy_arrays import reading
+from knonik_assets.sources.npy_arrays import reading, whole_file
 from knonik_assets.sources.picture_files import picture_files
 from knonik_assets.sources.safe_pickle import load_pickle
 from knonik_assets.sources.trees import check_inside
@@ -109,7 +109,7 @@ class D3ilSource:
         if file.is_symlink():
             check_inside(file, file.parent)
         with reading(where):
-            states = load_pickle(file.read_bytes(), where)
+            states = load_pickle(whole_file(file), where)
         if not isinstance(states, dict) or not isinstance(states.get("robot"), dict):
             raise EpisodeError(f"{where}: no recording of D3IL's: wanted a dict with 'robot' in it.")
         arrays: dict[Place, Array] = _arrays(states, where)
@@ -138,8 +138,8 @@ class D3ilSource:
                 f"{where}: no folder above is named like a task ({', '.join(_ACTIONS)}); the action is {rule.words}"
             )
         desired, gripper = robot.get(rule.key), robot.get("gripper_width")
-        if not _is_rows(desired) or (rule.gripper and not _is_rows(gripper)):
-            warnings.append(f"{where}: no action: it would follow from robot.{rule.key}, which isn't there")
+        if not _has_rows(desired) or (rule.gripper and not _has_rows(gripper)):
+            warnings.append(f"{where}: no action: it would follow from robot.{rule.key}, which isn't there or is empty")
             return None, None
         assert isinstance(desired, np.ndarray)
         values = desired.reshape(len(desired), -1)[:, : rule.width].astype(np.float64)
@@ -161,7 +161,7 @@ class D3ilSource:
             for path in sorted(base.glob("*_files*.pkl"), key=lambda path: natural_key(path.name)):
                 try:
                     with reading(str(path)):
-                        names = load_pickle(path.read_bytes(), str(path))
+                        names = load_pickle(whole_file(path), str(path))
                 except EpisodeError:
                     continue  # the lists say nothing about what is in a recording
                 if isinstance(names, (list, tuple, np.ndarray)):
@@ -171,6 +171,10 @@ class D3ilSource:
 
 def _is_rows(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.ndim >= 1 and value.dtype.kind in "iuf"
+
+
+def _has_rows(value: object) -> bool:
+    return isinstance(value, np.ndarray) and _is_rows(value) and value.size > 0
 
 
 def _arrays(states: Mapping[Any, Any], where: str) -> dict[Place, Array]:

@@ -14,8 +14,8 @@ from knonik_assets.sources.base import EpisodeFacts, EpisodeRef, Source, StreamS
 from knonik_assets.sources.clocks import even_rate
 from knonik_assets.sources.detect_config import DEFAULT_FPS, Comments, config_yaml
 from knonik_assets.sources.families import Family, recognise
+from knonik_assets.sources.guarded import open_guarded
 from knonik_assets.sources.naming import dataset_name
-from knonik_assets.sources.registry import open_source
 from knonik_assets.sources.suspicions import suspicions
 from knonik_loader.errors import KnonikError, SourceError
 
@@ -119,7 +119,7 @@ def _details(found: Detection, family: Family) -> None:
         base["demos"] = family.demos
     base |= family.extra or {}
     try:
-        source = open_source(load_ingest_config(base), family.root)
+        source = open_guarded(load_ingest_config(base), family.root)
         refs = source.episodes()
     except KnonikError as error:
         found.warnings.append(str(error))

@@ -54,7 +54,7 @@ class EpisodicNpzSource:
         archive = NpzFile(Path(ref.locator))
         try:
             names = sorted(archive.names(), key=natural_key)
-            arrays = {tuple(part for part in name.split("/") if part): archive.array(name) for name in names}
+            arrays = {path: archive.array(name) for name in names if (path := _path(name))}
             if not arrays:
                 raise EpisodeError(f"{ref.locator}: there is no array in it.")
             said = {".".join(path): array.scalar() for path, array in arrays.items() if not array.shape}
@@ -63,6 +63,11 @@ class EpisodicNpzSource:
         except BaseException:
             archive.close()
             raise
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """Where an array is; empty for one without a name, which nothing can ask for."""
+    return tuple(part for part in name.split("/") if part)
 
 
 def _hint(others: list[str]) -> str:

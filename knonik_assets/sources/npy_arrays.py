@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tokenize
 import zipfile
 import zlib
@@ -18,7 +19,7 @@ from numpy.lib import format as npy
 from knonik_assets.sources.arrays import Array, bounded
 from knonik_loader.errors import EpisodeError, KnonikError
 
-__all__ = ["NpyArray", "NpzFile", "npy_file", "reading"]
+__all__ = ["NpyArray", "NpzFile", "npy_file", "reading", "whole_file"]
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, NotImplementedError, ValueError, SyntaxError, TypeError, OverflowError,
@@ -152,6 +153,18 @@ class NpyArray(Array):
         """See `Array.check_complete`."""
         self._refuse_objects()
         return None
+
+
+def whole_file(path: Path) -> bytes:
+    """A file's content.
+
+    Raises:
+        EpisodeError: absurdly large; nothing is read then.
+        OSError: the disk refuses.
+    """
+    with path.open("rb") as file:
+        bounded(os.fstat(file.fileno()).st_size, str(path))
+        return file.read()
 
 
 def npy_file(path: Path, where: str) -> NpyArray:

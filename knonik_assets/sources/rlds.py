@@ -117,9 +117,9 @@ class RldsSource:
                 raise SourceError(f"{home}: {total} shards of {split}; at most {_MOST_SHARDS} are accepted.")
             for number in range(total):
                 expected = lengths[number] if lengths is not None and number < len(lengths) else None
-                path = (
-                    own[number][0] if number in own else home / f"{name}-{split}.tfrecord-{number:05d}-of-{total:05d}"
-                )
+                wanted = f"{name}-{split}.tfrecord-{number:05d}-of-{total:05d}"
+                # what isn't in this folder is missing, whatever path a name spells
+                path = own[number][0] if number in own else home / wanted.replace("/", "_")
                 yield _Shard(split, number, path, expected)
 
     def _records(self, shard: _Shard) -> list[EpisodeRef]:

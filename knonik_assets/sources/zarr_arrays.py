@@ -27,11 +27,12 @@ __all__ = ["ZarrArray", "attributes", "has_array", "scan"]
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError,
-    AssertionError, zlib.error, LZMAError, struct.error,
+    AssertionError, MemoryError, zlib.error, LZMAError, struct.error,
 )  # fmt: skip
 """What Zarr and its codecs raise on damaged data, whichever layer notices."""
 _READ_BYTES = 8 << 20
 """Several small chunks are read at once, up to this much."""
+_COMPRESSORS = frozenset(("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"))
 _DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
 
 
@@ -127,10 +128,8 @@ def _refuse_code(meta: Mapping[str, Any], version: int, where: str) -> None:
     Raises:
         EpisodeError: either.
     """
-    raw = meta.get("codecs") if version == 3 else [*(meta.get("filters") or []), meta.get("compressor")]
-    for codec in raw if isinstance(raw, list) else []:
-        if codec is None:
-            continue
+    names: list[str] = []
+    for codec in _chain(meta, version):
         name = codec.get("name" if version == 3 else "id") if isinstance(codec, dict) else None
         if not isinstance(name, str):
             raise EpisodeError(f"{where}: damaged metadata: a codec is {str(codec)[:80]}.")
@@ -141,6 +140,25 @@ def _refuse_code(meta: Mapping[str, Any], version: int, where: str) -> None:
             )
         if version == 2 and not _is_known(name):
             raise EpisodeError(f"{where}: needs the codec {name!r}, which is not installed.")
+        names.append(name.rsplit(".", 1)[-1])
+    for name in names[:-1]:
+        if name in _COMPRESSORS:  # only what compressed last can be looked at before it is decoded
+            raise EpisodeError(
+                f"{where}: {name!r} is not the last of its codecs; store it with one compressor, the last."
+            )
+
+
+def _chain(meta: Mapping[str, Any], version: int) -> list[Any]:
+    """What a chunk goes through when it is written, but for a check sum behind it."""
+    if version == 2:
+        filters = meta.get("filters")
+        chain = [*(filters if isinstance(filters, list) else []), meta.get("compressor")]
+        return [codec for codec in chain if codec is not None]
+    codecs = meta.get("codecs")
+    chain = list(codecs) if isinstance(codecs, list) else []
+    while chain and isinstance(chain[-1], dict) and chain[-1].get("name") == "crc32c":
+        chain.pop()
+    return chain
 
 
 def _is_known(name: str) -> bool:
@@ -151,12 +169,9 @@ def _is_known(name: str) -> bool:
 
 def _last_codec(meta: Mapping[str, Any], version: int) -> str:
     """What a chunk's bytes as stored were made by last."""
-    if version == 2:
-        compressor = meta.get("compressor")
-        return str(compressor.get("id")) if isinstance(compressor, dict) else ""
-    codecs = meta.get("codecs")
-    last = codecs[-1] if isinstance(codecs, list) and codecs else {}
-    return str(last.get("name")).rsplit(".", 1)[-1] if isinstance(last, dict) else ""
+    chain = _chain(meta, version)
+    last = chain[-1] if chain else {}
+    return str(last.get("name" if version == 3 else "id")).rsplit(".", 1)[-1] if isinstance(last, dict) else ""
 
 
 class ZarrArray(Array):

@@ -19,6 +19,7 @@ __all__ = ["ZipArchive"]
 
 _FAULTS = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive or a failing disk raises."""
+_DEEPEST = 32
 _LOCAL = struct.Struct("<4s5H3I2H")
 """A file's header in a zip archive (APPNOTE.TXT, 4.3.7)."""
 
@@ -122,6 +123,8 @@ def _contents(path: Path, _size: int, _changed: int) -> _Contents:
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise zipfile.BadZipFile(f"{info.filename} is encrypted, or packed by another method than deflate")
             name = info.filename.strip("/")
+            if name.count("/") > _DEEPEST:  # noted once for every folder above it
+                raise zipfile.BadZipFile(f"{name[:80]}… lies {name.count('/')} folders deep")
             members[name] = _Member(
                 info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type
             )

@@ -62,6 +62,8 @@ class ObjectStorage:
                 hint = f"set fs_type: {wanted!r}" if wanted else "known schemes are s3, gs, az and file"
                 raise ConfigError(f"{uri!r} does not belong to fs_type {self.fs_type!r}; {hint}.")
             scheme_less = uri.partition("://")[2]
+            if not scheme_less.partition("/")[0]:
+                raise ConfigError(f"{uri!r} names no bucket; write {self._scheme}://BUCKET/path/hlp_manifest.json.")
             return join_url(f"{self._scheme}://{scheme_less.partition('/')[0]}/", scheme_less.partition("/")[2])
         if base is not None:
             return join_url(base.rpartition("/")[0] + "/", uri)

@@ -24,11 +24,15 @@ IntArray = npt.NDArray[np.int64]
 _MEMORY = 16
 
 
+_FURTHEST = 1_000_000_000
+"""An epoch of a mix waits for its rarest dataset."""
+
+
 def exact_weights(weights: Sequence[float | int | str | Fraction]) -> list[Fraction]:
     """Weights as fractions that add up to one: 0.1 is a tenth, not the nearest binary number.
 
     Raises:
-        ConfigError: no weight, or one that is negative, not finite, or zero.
+        ConfigError: no weight, one that is negative, not finite, or zero, or two that are too far from each other.
     """
     result = []
     for weight in weights:
@@ -41,6 +45,11 @@ def exact_weights(weights: Sequence[float | int | str | Fraction]) -> list[Fract
         result.append(exact)
     if not result:
         raise ConfigError("a mix needs at least one weight")
+    if max(result) > _FURTHEST * min(result):
+        raise ConfigError(
+            f"weights are at most a factor of {_FURTHEST:,} apart, got {weights[result.index(min(result))]!r} and "
+            f"{weights[result.index(max(result))]!r}; leave the rare dataset out of the mix instead"
+        )
     return [weight / sum(result) for weight in result]
 
 

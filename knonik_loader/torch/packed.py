@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -143,11 +143,15 @@ class Packed:
         access.require("multidataloader")
         for option in options:
             if option not in DatasetOptions.__annotations__:
-                hint = nearest(option, [*DatasetOptions.__annotations__, *plan])
+                hint = nearest(option, [name for name in (*DatasetOptions.__annotations__, *plan) if name != option])
+                if option in plan:
+                    hint = "; here it is up to PyTorch's DataLoader and its sampler"
                 raise ConfigError(f"{type(self).__name__}: unknown option {option!r}{hint}")
         self._options = {key: value for key, value in options.items() if value is not None}
         self._chosen = "episodes" in self._options or "tasks" in self._options
         self._plan = dict(plan)
+        if not isinstance(hlp_manifest, str | os.PathLike):
+            raise ConfigError(f"{type(self).__name__}: hlp_manifest is a path or URL, got {hlp_manifest!r}")
         self._manifest = os.fspath(hlp_manifest)
         self._rows: npt.NDArray[np.uint8] | None = None
         self._digest: str | None = None
@@ -235,6 +239,8 @@ class Packed:
 
     def _streams(self) -> Mapping[str, Any]:
         streams = self._options.get("streams") or {}
+        if not isinstance(streams, Iterable):
+            raise ConfigError(f"streams: a list of streams or a mapping, got {streams!r}")
         if isinstance(streams, str):
             raise ConfigError(f"streams: a list of streams or a mapping, got {streams!r}; write [{streams!r}]")
         return streams if isinstance(streams, Mapping) else {key: {} for key in streams}

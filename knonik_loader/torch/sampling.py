@@ -10,6 +10,7 @@ import numpy as np
 
 from knonik_loader.config_rules import topology
 from knonik_loader.errors import ConfigError, PlanError
+from knonik_loader.plan.anchors import AnchorTable
 from knonik_loader.plan.hashing import derive_key
 from knonik_loader.plan.order import EpisodeParts, Parts, SampleParts, episodes_of_rank
 from knonik_loader.plan.permutation import Permutation
@@ -80,6 +81,10 @@ class EpisodeDistributedSampler(Sampler):  # type: ignore[misc]
             raise ConfigError(f"shard_by={shard_by!r} is not 'episode' or 'sample'")
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        if not isinstance(getattr(dataset, "anchors", None), AnchorTable):
+            raise ConfigError(f"EpisodeDistributedSampler: it orders a KhlpDataset, got a {type(dataset).__name__}")
+        if not isinstance(seed, int):
+            raise ConfigError(f"seed is a whole number, got {seed!r}")
         anchors = dataset.anchors
         self._dataset, self._shuffle, self._seed, self._batch_size = dataset, shuffle, seed, batch_size
         self._ends = self._shift = np.zeros(0, np.int64)

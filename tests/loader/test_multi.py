@@ -300,6 +300,7 @@ class TestMistakes:
             ([("one", {}), ("two", {})], [1], "one for each of the 2 datasets, got 1 weights"),
             ([("one", {}), ("two", {})], None, "one for each of the 2 datasets, got None"),
             ([("one", {}), ("two", {})], [1, 0], "weights are positive numbers, got 0; leave a dataset out"),
+            ([("one", {}), ("two", {})], [1, 1e-300], "at most a factor of 1,000,000,000 apart, got 1e-300 and 1"),
             ([("one", {}), ("two", {})], [1, "x"], "weights are positive numbers, got 'x'"),
             ([("one", {})], [1], "dataset 'one': loader_cfg: the key 'hlp_manifest' is required"),
         ],

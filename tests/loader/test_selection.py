@@ -145,6 +145,7 @@ def test_lists_and_the_rest(packed):
         ({"train": 1.0, "val": 0.0}, PlanError, "'val' has no episode"),
         ({"train": ["episode_9"]}, ConfigError, "no episode 'episode_9'"),
         ({}, ConfigError, "no split is named"),
+        ([0.9, 0.1], ConfigError, "splits are a mapping"),
     ],
 )
 def test_mistakes_have_names(packed, splits, error, named):

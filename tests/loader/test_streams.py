@@ -442,6 +442,8 @@ class TestMix:
         ({"rgb_cam_0": {"resize": [True, 3]}}, r"resize: must be \[H, W\]"),
         ({"rgb_cam_0": {"resize": [3.5, 3]}}, r"resize: must be \[H, W\]"),
         ({"rgb_cam_0": {"resize": [70_000, 3]}}, r"resize: must be \[H, W\], two whole numbers from 1 to 65535"),
+        ({"rgb_cam_0": {"resize": [20_000, 20_000]}}, "resize: .* at most 134217728 pixels"),
+        ({"rgb_cam_0": {"pad_to": [60_000, 60_000]}}, "pad_to: .* at most 134217728 pixels"),
         ({"state": {"resize": [3, 3]}}, "stream_cfg.state.resize: is about pictures, and 'state' is numeric"),
         ({"state": {"dtype": "uint8"}}, "stream_cfg.state.dtype: 'uint8' can't hold a numeric stream; use 'float16'"),
         ({"depth_cam_0": {"dtype": "uint8"}}, "dtype: 'uint8' can't hold a depth stream"),

@@ -46,6 +46,8 @@ def test_spellings():
         ({"resize": {"cam": [4.5, 4]}}, ["'cam'", "HxW", "4.5"]),
         ({"resize": {"cam": 5}}, ["'cam'", "HxW", "5"]),
         ({"resize": "cam=1x2,cam=3x4"}, ["'cam'", "twice"]),
+        ({"resize": "cam=16384x16384"}, ["'cam'", "134217728 pixels"]),
+        ({"resize": ""}, ["resize is empty"]),
         ({"streams": []}, ["streams", "one name or several", "[]"]),
         ({"streams": ","}, ["streams", "one name or several", "','"]),
         ({"episodes": 5}, ["episodes", "one name or several", "5"]),

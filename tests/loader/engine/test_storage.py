@@ -37,6 +37,8 @@ def test_object_urls():
     assert storage.resolve("../h.khlp", "s3://other/k/m.json") == "s3://other/h.khlp"
     with pytest.raises(ConfigError, match="bucket"):
         open_storage("s3").resolve("m.json")
+    with pytest.raises(ConfigError, match="names no bucket; write s3://BUCKET"):
+        open_storage("s3").resolve("s3:///m.json")
     with pytest.raises(ConfigError, match="fs_type: 'gcs'"):
         storage.resolve("gs://b/m.json")
     assert fs_type_of("az://c/m") == "azure"

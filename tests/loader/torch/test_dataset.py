@@ -94,6 +94,8 @@ def test_splits_and_tasks_choose_episodes(many):
         ({"episodes": [], "tasks": None}, PlanError, r"episodes=\[\]"),
         ({"split": "test"}, PlanError, "'train', 'val'"),
         ({"chunk_length": 3}, ConfigError, r"unknown option 'chunk_length' \(did you mean 'chunk_len'\?\)"),
+        ({"batch_size": 4}, ConfigError, "'batch_size'; here it is up to PyTorch"),
+        ({"streams": 7}, ConfigError, "a list of streams or a mapping, got 7"),
         ({"chunk_len": 0}, ConfigError, "chunk_len"),
         ({"chunk_len": 100}, PlanError, "pad_missing"),
         ({"keys": "openpi"}, ConfigError, "'khlp' or 'lerobot'"),
@@ -108,6 +110,8 @@ def test_mistakes_have_names(many, options, error, named):
 
 
 def test_a_missing_manifest_is_one_error(tmp_path):
+    with pytest.raises(ConfigError, match="a path or URL, got None"):
+        KhlpDataset(None)
     with pytest.raises(StorageError, match="does not exist"):
         KhlpDataset(tmp_path / "hlp_manifest.json")
 

@@ -71,6 +71,7 @@ def test_epochs_differ_come_back_and_go_on_inside(dataset):
         ({"num_replicas": 400, "rank": 0, "shard_by": "sample"}, PlanError, "164 samples, too few"),
         ({"num_replicas": 2, "rank": 2}, ConfigError, "rank=2"),
         ({"rank": 0}, ConfigError, "both"),
+        ({"seed": "0"}, ConfigError, "seed is a whole number"),
         ({"num_replicas": 1, "rank": 0, "batch_size": 0}, ConfigError, "batch_size"),
         ({"num_replicas": 1, "rank": 0, "shard_by": "frame"}, ConfigError, "'episode' or 'sample'"),
     ],
@@ -78,6 +79,11 @@ def test_epochs_differ_come_back_and_go_on_inside(dataset):
 def test_mistakes_have_names(dataset, arguments, error, named):
     with pytest.raises(error, match=named):
         EpisodeDistributedSampler(dataset, **arguments)
+
+
+def test_it_orders_no_other_dataset():
+    with pytest.raises(ConfigError, match="it orders a KhlpDataset, got a list"):
+        EpisodeDistributedSampler([1, 2, 3])
 
 
 def test_set_epoch_wants_a_place(dataset):
