@@ -154,10 +154,7 @@ def test_when_nothing_is_readable_it_ends(packed, tmp_path):
     with ShardedDataLoader(copy.config(on_error="skip")) as loader:
         with pytest.raises(StorageError, match=rf"does not exist.*{ATTEMPTS} substitutes in a row are unreadable too"):
             next(iter(loader))
-        # batches made ahead may have tried as well
-        tried, left = divmod(loader.stats()["skipped"], ATTEMPTS * 4)
-        assert tried >= 1
-        assert left == 0
+        assert loader.stats()["skipped"] >= ATTEMPTS * 4  # batches that are made ahead try as well
 
 
 def test_a_store_out_of_reach_is_no_bad_sample(packed, monkeypatch):
