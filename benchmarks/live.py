@@ -50,11 +50,11 @@ def run() -> list[Ratio]:
             f"{short['peak'] / 2**20:.0f} and {long['peak'] / 2**20:.0f} MiB",
         ),
         Ratio(
-            "longest call at 30 Hz (jpeg)",
+            "longest wait for the encoders at 30 Hz (jpeg)",
             "the time of a frame",
-            paced["longest"] * RATE,
+            paced["waited"] * RATE,
             "< 1 where the machine keeps up",
-            f"{paced['longest'] * 1000:.1f} ms in {300 * CAMERAS} calls, waited {paced['blocked']:.2f} s",
+            f"{300 * CAMERAS} calls, the longest took {paced['longest'] * 1000:.1f} ms by the clock",
         ),
         Ratio(
             f"{KILLS} times kill -9: whole episodes",
@@ -127,8 +127,13 @@ def _capture(preset: str, steps: int, out: Path, *, paced: bool) -> dict[str, An
     if damage or found != steps * CAMERAS:
         raise AssertionError(f"{found} of {steps * CAMERAS} frames; {damage[:3]}")
     return {
-        "seconds": seconds, "peak": peak, "longest": longest, "found": found, "blocked": session.report.blocked_seconds
-    }  # fmt: skip
+        "seconds": seconds,
+        "peak": peak,
+        "longest": longest,
+        "found": found,
+        "blocked": session.report.blocked_seconds,
+        "waited": session.report.episodes[0].longest_block_seconds,
+    }
 
 
 def _lines(count: int, out: Path) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def test_public_names_exist(name):
 def test_the_guides_names_are_the_same_objects():
     import knonik.ingest
     import knonik_assets.ingest
+    import knonik_assets.live.protocol
+    import knonik_assets.live.session
     import knonik_assets.pack
     import knonik_ingest
     import knonik_loader
@@ -66,6 +68,8 @@ def test_the_guides_names_are_the_same_objects():
 
     assert knonik.ingest.run is knonik_ingest.run is knonik_assets.ingest.run
     assert knonik.ingest.pack is knonik_ingest.pack is knonik_assets.pack.pack
+    assert knonik.ingest.live_session is knonik_assets.live.session.live_session
+    assert knonik.ingest.run_live is knonik_assets.live.protocol.run_live
     assert ShardedDataLoader is knonik_loader.ShardedDataLoader
 
 
