@@ -280,7 +280,6 @@ def test_text_streams_serve_as_well(tmp_path, monkeypatch, capsys):
 def test_random_lines_never_end_a_session(tmp_path, seed):
     paths = write_frames(tmp_path / "frames")
     out = tmp_path / "out"
-    before = threading.active_count()
     with live_session(out, {"rgb": {"codec": "jpeg"}}) as session:
         protocol = Protocol(session)
         for line in lines(seed, 500, paths):
@@ -296,4 +295,4 @@ def test_random_lines_never_end_a_session(tmp_path, seed):
     for path in out.glob("episode_*"):
         assert EpisodeReader(path).verify() == []
     assert len(list(out.glob("episode_*"))) == len(session.report.written) > 0
-    assert threading.active_count() == before
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("live_")] == []
