@@ -11,7 +11,8 @@ import yaml
 
 from knonik_assets.configs.card import NAME, PROFILES, DatasetCard, card_folder, card_schema, load_card
 from knonik_assets.configs.cards import CardFolder, scan_cards
-from knonik_assets.configs.documents import write_whole
+from knonik_assets.configs.documents import local_path, write_whole
+from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.sources.detect import Detection, detect
 from knonik_assets.sources.detect_config import config_lines
 from knonik_loader.errors import ConfigError, KnonikError
@@ -54,10 +55,11 @@ def add_card(name: str, raw: str | Path, folder: Path | None = None) -> tuple[Pa
     if path.exists() or name in taken.names:
         there = taken.cards[name].path if name in taken.cards else path
         raise ConfigError(f"{there} is the card of {name!r} already; choose another name or edit that file.")
-    found = detect(raw)
+    found = detect(local_path(raw, "raw"))
     if not found.readable:
         raise ConfigError(f"{raw}: {'; '.join(found.warnings)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors("write cards to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / _SCHEMA, (json.dumps(card_schema(), indent=1, sort_keys=True) + "\n").encode())
     write_whole(path, _text(name, found).encode())
     load_card(path)  # what was written must be a card

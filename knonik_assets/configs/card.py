@@ -285,7 +285,20 @@ def _checked(data: Any, path: Path) -> DatasetCard:  # noqa: ANN401 - raw YAML
     values["pack"] = _pack_block(data.get("pack"), values["name"], where)
     card = validate(DatasetCard, values, where)
     card.ingest_config()
+    _check_apart(card, where)
     return card
+
+
+def _check_apart(card: DatasetCard, where: str) -> None:
+    """Refuse places that would have the pipeline write into what it reads."""
+    raw = card.raw.resolve()
+    for key, place in (("episodes", card.episodes.resolve()), ("packed", card.packed.resolve())):
+        if place == raw or raw in place.parents:
+            raise ConfigError(
+                f"{where}: {key}: {place} is in the raw data, which is never written; name another folder."
+            )
+    if card.episodes.resolve() == card.packed.resolve():
+        raise ConfigError(f"{where}: packed: {card.packed} is where the episodes go too; name another folder.")
 
 
 def _local(value: Any, key: str, card: Path) -> Path:  # noqa: ANN401 - raw YAML

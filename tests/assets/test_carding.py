@@ -87,3 +87,19 @@ def test_a_place_without_data(place, capsys):
     assert main(["dataset", "add", "none", "--raw", str(place / "nothing")]) == 1
     assert "there is no such file or folder" in capsys.readouterr().err
     assert list_cards() == []
+
+
+def test_nothing_is_written_into_raw_data_or_where_no_folder_can_be(place, capsys):
+    path, _ = add_card("arms", place / "raw")
+    for key in ("episodes", "packed"):
+        path.write_text(path.read_text() + f"{key}: ../raw/deep\n")
+        (problem,) = check_card("arms").problems
+        assert f"{key}: " in problem
+        assert "is in the raw data" in problem
+        path.write_text(path.read_text().replace(f"{key}: ../raw/deep\n", ""))
+    (place / "file").write_text("")
+    assert main(["dataset", "add", "legs", "--raw", str(place / "raw"), "--cards", str(place / "file")]) == 1
+    assert main(["dataset", "add", "legs", "--raw", ""]) == 2
+    said = capsys.readouterr().err
+    assert "cannot write cards to" in said
+    assert "raw is empty; name a path" in said

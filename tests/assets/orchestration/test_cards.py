@@ -97,6 +97,7 @@ def test_no_profile_at_all_is_allowed(tmp_path):
         (GOOD + "keep_days: true\n", ["keep_days", "forever", "True"]),
         (GOOD + "episodes: s3://bucket/x\n", ["episodes", "s3://bucket/x", "local"]),
         (GOOD + "packed: [a]\n", ["packed", "must be a path"]),
+        (GOOD + "episodes: x\npacked: x\n", ["packed", "where the episodes go too"]),
         ("raw: s3://b/x\ningest: {dir_type: episodic, data_type: hdf5}\n", ["raw", "local"]),
         ("raw: x\ningest: {dir_type: episodic, data_type: hdf5, data_dir: y}\n", ["data_dir", "'raw'"]),
         ("raw: x\ningest: {dir_type: episodic, data_type: hdf5, presset: low}\n", ["ingest", "presset", "'preset'"]),
