@@ -20,14 +20,14 @@ from knonik_loader.engine.fetch import ReadPolicy
 from knonik_loader.engine.metrics import MetricsFile
 from knonik_loader.engine.options import batch_memory, engine_options, frame_cache, worker_pool
 from knonik_loader.engine.stats import Statistics
-from knonik_loader.errors import ConfigError, LoaderClosedError
+from knonik_loader.errors import ConfigError, LoaderClosedError, ResumeMismatchError
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.opening import Part
 from knonik_loader.plan.absent import absent_windows, with_absent
 from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window
-from knonik_loader.state import STATE_VERSION, check_state
+from knonik_loader.state import STATE_VERSION, check_state, whole_number
 
 __all__ = ["DataLoader", "Plan"]
 
@@ -52,6 +52,11 @@ class Plan(Protocol):
     @property
     def num_batches(self) -> int:
         """Batches of one pass on this rank, the same on every rank."""
+        ...
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of a whole epoch on this rank."""
         ...
 
     @property
@@ -162,6 +167,7 @@ class DataLoader:
             "version": STATE_VERSION,
             "epoch": epoch,
             "step": step,
+            "epoch_batches": self._sampler.epoch_batches,
             **{field: digest for field, (_, digest) in self._manifests().items()},
             "digest": self._sampler.digest,
             "order": dict(self._sampler.identity),
@@ -175,9 +181,16 @@ class DataLoader:
         """
         self._check_open()
         digests = {**{field: key for field, (key, _) in self._manifests().items()}, "digest": self._name}
-        self._upcoming = _Position(
-            *check_state(state, self.state_dict(), digests, epochs=MOST_EPOCHS - 1, steps=len(self) - 1)
-        )
+        place = check_state(state, self.state_dict(), digests, epochs=MOST_EPOCHS - 1, steps=len(self) - 1)
+        # A last batch of fewer samples than ranks is there for few ranks and not for many: behind it, steps of a pass
+        # that goes on into further epochs mean other batches.
+        theirs, mine = whole_number(state.get("epoch_batches")), self._sampler.epoch_batches
+        if theirs is None or (theirs != mine and place[1] > min(theirs, mine)):
+            raise ResumeMismatchError(
+                f"the state is {place[1]} batches into a pass whose epochs have epoch_batches={theirs}, here they "
+                f"have {mine}; go on with the world size of the saved run, or start anew."
+            )
+        self._upcoming = _Position(*place)
         self._end_pass("load_state_dict() moved the loader; call iter() to go on from there")
 
     def stats(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def check_state(
     theirs = state.get("order")
     order = theirs if isinstance(theirs, Mapping) else {}
     fields = [(name, order.get(name), value) for name, value in mine["order"].items()]
-    free = {"version", "epoch", "step", "worker", "workers", "order", *digests}
+    free = {"version", "epoch", "step", "epoch_batches", "worker", "workers", "order", *digests}
     fields += [(name, state.get(name), value) for name, value in mine.items() if name not in free]
     for name, other, value in fields:
         if other != value:

@@ -140,6 +140,11 @@ class MixSampler:
         return self.datasets
 
     @property
+    def epoch_batches(self) -> int:
+        """The same as a pass has."""
+        return self.num_batches
+
+    @property
     def epochs_per_pass(self) -> int:
         """One: a mix cycles through its datasets, so that ``max_steps`` is simply the length of its epoch."""
         return 1

@@ -260,6 +260,23 @@ def test_a_state_of_another_dataset_or_of_nothing_is_refused(packed, tmp_path):
         assert len(order(loader)) == len(loader)
 
 
+def test_a_pass_over_several_epochs_does_not_go_on_where_its_epochs_are_shorter(tmp_path):
+    """Two of 17 samples are left over by global batches of 15: a batch for one rank, dropped by three."""
+    few = write_packed(tmp_path, (17,), depth=False)
+    keys = {"chunk_len": 1, "max_steps": 9}
+    with ShardedDataLoader(few.config(batch_size=15, **keys)) as loader:
+        states = [loader.state_dict()]
+        for _ in loader:
+            states.append(loader.state_dict())
+    with ShardedDataLoader(few.config(batch_size=5, rank=0, world_size=3, **keys)) as loader:
+        assert loader.state_dict()["epoch_batches"] == 1
+        for state in states[:2]:
+            loader.load_state_dict(state)
+        for state in states[2:9]:
+            with pytest.raises(ResumeMismatchError, match="epoch_batches=2, here they have 1"):
+                loader.load_state_dict(state)
+
+
 def test_prefetched_batches_do_not_count(packed):
     with ShardedDataLoader(packed.config(precollate_batches=8)) as loader:
         iterator = iter(loader)
