@@ -2,7 +2,7 @@
 
     python examples/train_bc.py                                  # packs the sample recordings, then trains on them
     python examples/train_bc.py --loader torch --workers 2       # PyTorch's DataLoader instead of ShardedDataLoader
-    torchrun --nproc 2 examples/train_bc.py                      # two ranks, the same global batches
+    torchrun --standalone --nproc-per-node 2 examples/train_bc.py    # two ranks, the same global batches
     python examples/train_bc.py --resume                         # goes on after the last checkpoint, bit for bit
 
 What is held out. The sample has two demonstrations of 60 frames. Each is cut into five pieces, of which the second and

@@ -50,7 +50,7 @@ class _LineProgress:
         del folder
         self._done, self._total = 0, total
         if total:
-            self._say(f"{total} {what} to do")
+            self._say(f"{what}: {total} to do")
 
     def advance(self, text: str = "", count: int = 1) -> None:
         self._done += count

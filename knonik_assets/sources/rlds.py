@@ -289,7 +289,8 @@ def _ends(leaves: Mapping[str, Leaf], where: str) -> list[str]:
         set_ = np.flatnonzero(leaf)
         wanted = len(leaf) - 1 if place else 0
         if len(set_) != 1 or set_[0] != wanted:
-            found.append(f"{where}: {flag} is set on steps {set_[:6].tolist()}; wanted {wanted} alone")
+            steps = f"steps {set_[:6].tolist()}" if len(set_) else "no step"
+            found.append(f"{where}: {flag} is set on {steps}; wanted {wanted} alone")
     return found
 
 

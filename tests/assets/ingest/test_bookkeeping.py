@@ -116,7 +116,7 @@ def test_lines_where_there_is_no_terminal():
     progress.advance("two more", 2)
     progress.end()
     assert said.getvalue().splitlines() == [
-        "4 episodes to do",
+        "episodes: 4 to do",
         "[1/4] episode_000000 written: [bold]",
         "[4/4] two more",
     ]

@@ -378,10 +378,11 @@ def test_records_that_contradict_their_features(tmp_path, change, message):
         frames(opened, "front")
 
 
-def test_flags_that_contradict_the_order_are_told(tmp_path):
-    record = leaves(1) | {"steps/is_last": [0, 1, 0, 0, 1]}
+@pytest.mark.parametrize(("flags", "where"), [([0, 1, 0, 0, 1], "steps [1, 4]"), ([0, 0, 0, 0, 0], "no step")])
+def test_flags_that_contradict_the_order_are_told(tmp_path, flags, where):
+    record = leaves(1) | {"steps/is_last": flags}
     with only_episode(dataset(tmp_path, [[record]]), "rlds") as opened:
-        assert any("is_last is set on steps [1, 4]; wanted 4 alone" in text for text in opened.facts.warnings)
+        assert any(f"is_last is set on {where}; wanted 4 alone" in text for text in opened.facts.warnings)
 
 
 def test_a_sequence_example_is_refused_by_name(tmp_path):
