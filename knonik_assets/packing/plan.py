@@ -24,7 +24,7 @@ from knonik_loader.khlp.types import StreamInfo
 
 __all__ = ["PACKER_VERSION", "FilePlan", "PackPlan", "ShardPlan", "make_plan", "reencodes"]
 
-PACKER_VERSION = 3
+PACKER_VERSION = 4
 """Raised when the same input and options begin to give other bytes on purpose."""
 
 _FPS_TOLERANCE = 0.01

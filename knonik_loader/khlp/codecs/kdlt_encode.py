@@ -25,6 +25,9 @@ CELL = 4
 # A block is what the noise of the frame's own JPEG explains as long as its squared error stays below FACTOR times that
 # JPEG's, plus FLOOR: what was measured to keep static scenes small without freezing what moves.
 FACTOR, FLOOR = 1.6, 2.0
+SENSOR, MOST_SENSOR = 1.35, 24.0
+"""A frame that came as a JPEG loses next to nothing in its own, yet its noise is as new: where the picture mostly is
+still, SENSOR times the usual error of its still blocks counts as noise too, up to MOST_SENSOR squared levels."""
 MOST_CHANGED = 0.5
 """Share of blocks beyond which a delta is no faster than a whole JPEG: it costs a share of its key as well."""
 
@@ -97,6 +100,13 @@ def estimate_exposure(key: Low, frame: Low) -> Exposure:
     found = Exposure(round((gain - 1) * exposure.ONE), round(offset * 64))
     # so strong a change is better told by another key
     return IDENTITY if exposure.plan_of(found) is None else found
+
+
+def _sensor_noise(still: npt.NDArray[np.float64], blocks: int) -> float:
+    """Error that sensor noise explains, from that of the blocks whose low pass stands still; 0 where too few do."""
+    if still.size < (1 - MOST_CHANGED) * blocks:
+        return 0.0
+    return min(SENSOR * float(np.median(still)), MOST_SENSOR)
 
 
 class _Frame:
@@ -231,7 +241,11 @@ class KdltEncoder:
         side = BLOCK // CELL
         most = moved.max(2).reshape(self._down, side, self._across, side).max((1, 3))
         error = block_error(frame.padded, image)
-        return light, (error > FACTOR * frame.noise + FLOOR) | (most > self._set.threshold * (CELL * CELL))
+        moves = most > self._set.threshold * (CELL * CELL)
+        noise = FACTOR * frame.noise + FLOOR
+        if frame.data is not None:
+            noise = np.maximum(noise, _sensor_noise(error[~moves], error.size))
+        return light, (error > noise) | moves
 
     def _delta(self, frame: _Frame, key: _Key) -> bytes | None:
         """Head, bitmap, and the changed blocks side by side as one JPEG; None where the frame is better off whole."""

@@ -46,6 +46,29 @@ def test_is_smaller_where_little_moves_and_never_larger():
     assert sum(len(record.data) for record in records) < 0.4 * sum(plain)
 
 
+@pytest.mark.parametrize("quality", [85, 90, 95])
+def test_noise_of_recordings_that_were_jpegs_is_no_movement(quality):
+    """Their own JPEG loses next to nothing, which says nothing about the camera's noise; what moves is still seen."""
+    rng = np.random.default_rng(4)
+    scene = rng.integers(60, 190, (30, 40, 3)).repeat(8, 0).repeat(8, 1)  # (240, 320, 3)
+    frames = []
+    for step in range(10):
+        frame = np.clip(np.rint(scene + rng.normal(0, 1.5, scene.shape)), 0, 255).astype(np.uint8)
+        frame[100:140, 20 * step : 20 * step + 40] = (230, 30, 30)
+        frames.append(frame)
+    sources = jpegs(frames, quality, "420")
+    info = rgb("kdlt", 240, 320)
+    records = make_codec(info).encode(sources)
+    assert [record.key_back for record in records] == list(range(10))
+    assert sum(len(record.data) for record in records) < 0.5 * sum(map(len, sources))
+    for step, image in enumerate(decode_rows(info, records, range(10))):
+        patch = image[104:136, 20 * step + 4 : 20 * step + 36].reshape(-1, 3).mean(0)
+        np.testing.assert_allclose(patch, (230, 30, 30), atol=12)
+        left = image[104:136, : max(0, 20 * step - 4)]
+        assert not ((left[..., 0] > 215) & (left[..., 1] < 60)).any()
+        assert luma_psnr(image, simplejpeg.decode_jpeg(sources[step])) > 37
+
+
 def test_stores_a_frame_whole_when_everything_changed():
     rng = np.random.default_rng(9)
     frames = [rng.integers(0, 255, (96, 112, 3), dtype=np.uint8) for _ in range(4)]
