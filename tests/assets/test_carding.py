@@ -1,6 +1,7 @@
 """Cards from the command line: written from what is found, listed, looked over."""
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -26,6 +27,7 @@ def test_a_card_from_what_is_found(place):
     card = load_card(path)
     assert card.raw == (place / "raw").resolve()
     assert card.profiles == ("training_fast",)
+    assert "split" not in card.pack["training_fast"]  # two episodes may all be hashed into one part
     config = card.ingest_config()
     assert config.dir_type == "episodic"
     assert set(config.layout.images) == {"cam_0", "cam_1"}
@@ -34,6 +36,12 @@ def test_a_card_from_what_is_found(place):
     schema = json.loads((path.parent / "card.schema.json").read_text())
     assert path.read_text().startswith("# yaml-language-server: $schema=card.schema.json\n")
     jsonschema.validate(written, schema)
+
+
+def test_many_episodes_are_split(place):
+    write_raw(place / "many", [2] * 20)
+    path, _ = add_card("many", place / "many")
+    assert load_card(path).pack["training_fast"]["split"] == {"train": 0.9, "val": 0.1}
 
 
 def test_the_schema_knows_keys_and_refuses_others(place):
@@ -45,6 +53,13 @@ def test_the_schema_knows_keys_and_refuses_others(place):
             jsonschema.validate({**card, **wrong}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"raw": "x"}, schema)
+
+
+def test_the_samples_schema_is_up_to_date():
+    folder = Path(__file__).resolve().parents[2] / "dagster_home" / "datasets"
+    schema = json.loads((folder / "card.schema.json").read_text())
+    assert schema == card_schema(), "knonik dataset add writes it anew"
+    jsonschema.validate(yaml.safe_load((folder / "aloha_sim.yaml").read_text()), schema)
 
 
 def test_a_name_is_taken_once(place):
