@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from knonik_loader import ShardedDataLoader
+from knonik_loader import KnonikError, ShardedDataLoader
 from knonik_loader.torch import (
     EpisodeDistributedSampler,
     KhlpDataset,
@@ -285,4 +285,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KnonikError as error:
+        raise SystemExit(f"error: {error}") from None

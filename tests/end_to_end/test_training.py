@@ -111,3 +111,12 @@ def test_two_ranks_learn_as_one(tmp_path, manifests, whole, loader):
     assert done.returncode == 0, done.stdout + done.stderr
     losses = json.loads((tmp_path / "result.json").read_text())["losses"]
     np.testing.assert_allclose(losses, whole[0]["losses"][:50], atol=1e-4)
+
+
+def test_a_stream_that_is_not_there_is_one_line(tmp_path, manifests):
+    wrong = command(tmp_path, manifests, "--camera", "left")
+    done = subprocess.run(wrong, text=True, capture_output=True, timeout=500, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: stream_cfg: the dataset has no stream 'rgb_left' (did you mean 'rgb_top'?); it has rgb_top, action, qpos"
+    ]
