@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from knonik_loader.engine.storage import fs_type_of, join_url
-from knonik_loader.errors import ConfigError, StorageError, TruncatedError
+from knonik_loader.errors import ConfigError, KnonikError, StorageError, TruncatedError
 
 __all__ = ["ObjectStorage"]
 
@@ -76,7 +76,7 @@ class ObjectStorage:
         """Bytes of an object."""
         import obstore
 
-        return int(self._ask(key, lambda store, path: obstore.head(store, path)["size"]))
+        return int(self.ask(key, lambda store, path: obstore.head(store, path)["size"]))
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``."""
@@ -100,14 +100,14 @@ class ObjectStorage:
             return views
 
         end = max((start + length for start, length in zip(starts, lengths, strict=True)), default=0)
-        found = iter(self._ask(key, get, end))
+        found = iter(self.ask(key, get, end))
         return [next(found) if length else memoryview(b"") for _, length in ranges]
 
     def read_all(self, key: str) -> bytes:
         """A whole object."""
         import obstore
 
-        return bytes(self._ask(key, lambda store, path: obstore.get(store, path).bytes()))
+        return bytes(self.ask(key, lambda store, path: obstore.get(store, path).bytes()))
 
     def close(self) -> None:
         """Forget the connections; what is being read is not tried again."""
@@ -115,10 +115,18 @@ class ObjectStorage:
         self._reset()
         closing.set()
 
-    def _ask(self, key: str, call: Callable[[Any, str], T], wanted: int = 0) -> T:
+    def ask(self, key: str, call: Callable[[Any, str], T], wanted: int = 0, doing: str = "read") -> T:
         """Run one request, again where the body broke off, and with fresh credentials where they were refused.
 
-        ``wanted``: bytes that the object must have.
+        Args:
+            key: URL of an object, or of a folder.
+            call: what to ask of an obstore store, given the path inside of its bucket; it may run several times.
+            wanted: bytes that the object must have.
+            doing: what is done to the object, as a participle.
+
+        Raises:
+            StorageError: the object, or its bucket, does not exist, or the store cannot be asked.
+            TruncatedError: the object has less than ``wanted`` bytes.
         """
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
@@ -128,8 +136,10 @@ class ObjectStorage:
             last = attempt == _ATTEMPTS or time.monotonic() - began > _PATIENCE_S
             try:
                 return call(self._store(bucket), path)
+            except KnonikError:
+                raise
             except FileNotFoundError as error:
-                raise StorageError(f"{key} does not exist; check the URL, bucket and prefix.") from error
+                raise _missing(key) from error
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 if last:
                     raise _outage(
@@ -146,14 +156,16 @@ class ObjectStorage:
                         "again."
                     ) from None
             except (BaseError, OSError) as error:
+                if "NoSuchBucket" in str(error):
+                    raise _missing(key) from error
                 if last or "416" in str(error):
                     raise _outage(
-                        f"{key} cannot be read after {attempt} attempts: {_reason(error)}; check the network, "
+                        f"{key} cannot be {doing} after {attempt} attempts: {_reason(error)}; check the network, "
                         "endpoint_url and region."
                     ) from error
             if closing.wait(_BACKOFF_S * 2 ** (attempt - 1)):
-                raise _outage(f"{key} was being read when the loader was shut down.")
-        raise _outage(f"{key} cannot be read.")
+                raise _outage(f"{key} was being {doing} when the loader was shut down.")
+        raise _outage(f"{key} cannot be {doing}.")
 
     def _store(self, bucket: str) -> Any:  # noqa: ANN401 - any obstore store
         from obstore.exceptions import BaseError
@@ -187,7 +199,7 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
     if params.get("max_pool_connections"):
         client["pool_max_idle_per_host"] = str(params["max_pool_connections"])
     endpoint = params.get("endpoint_url")
-    if endpoint and str(endpoint).startswith("http://"):
+    if str(endpoint or _endpoint_of_environment(fs_type)).startswith("http://"):
         client["allow_http"] = True
     common: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
     config: dict[str, Any] = {"skip_signature": True} if params.get("anonymous") else {}
@@ -204,6 +216,12 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
     config |= {"account_name": params["account"]} if params.get("account") else {}
     config |= {"endpoint": endpoint} if endpoint else {}
     return AzureStore(bucket, config=config, **common)
+
+
+def _endpoint_of_environment(fs_type: str) -> str:
+    """Where obstore itself looks for S3 when no endpoint is given."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if fs_type == "s3" else ()
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def _boto_credentials() -> dict[str, Any]:
@@ -223,6 +241,10 @@ def _boto_credentials() -> dict[str, Any]:
 
 class _Short(Exception):
     """Fewer bytes came than were asked for."""
+
+
+def _missing(key: str) -> StorageError:
+    return StorageError(f"{key} does not exist; check the URL, bucket and prefix.")
 
 
 def _outage(message: str) -> StorageError:

@@ -1,0 +1,24 @@
+"""Data at URLs: places, objects, leases and scratch space. Knows neither episodes nor packed files.
+
+* `Place` — a local path or an ``s3://``, ``gs://`` or ``az://`` URL, as somebody named it.
+* `ObjectFolder` — list, read, download, upload, put on a condition and delete below a remote place.
+* `Lease` — one run at a time writes a remote folder.
+* `Scratch` — bounded local space that remote data is staged through, a `Room` for each piece of work.
+"""
+
+from knonik_assets.storage.lease import LEASE, Lease
+from knonik_assets.storage.objects import ConflictError, ObjectFolder, ObjectInfo
+from knonik_assets.storage.place import Place
+from knonik_assets.storage.scratch import Room, Scratch, ScratchBusyError
+
+__all__ = [
+    "LEASE",
+    "ConflictError",
+    "Lease",
+    "ObjectFolder",
+    "ObjectInfo",
+    "Place",
+    "Room",
+    "Scratch",
+    "ScratchBusyError",
+]

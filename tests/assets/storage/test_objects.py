@@ -1,0 +1,129 @@
+"""Objects of a real S3 server: listed, staged whole, uploaded in parts, put on a condition."""
+
+import os
+import pickle
+import threading
+from datetime import timedelta
+
+import pytest
+
+from knonik_assets.storage import ConflictError, ObjectFolder, Place
+from knonik_assets.storage import objects as module
+from knonik_loader.engine import objects as loader_objects
+from knonik_loader.errors import StorageError
+from tests.support.proxy import FaultyProxy
+
+
+@pytest.fixture
+def folder(s3):
+    return ObjectFolder(Place.of(f"{s3}/lake/a", "out"))
+
+
+def test_objects_are_listed_with_what_they_are(folder):
+    for key in ("b/two words+ü%20#.bin", "a.txt", "b/c/d"):
+        folder.put_bytes(key, key.encode())
+    ObjectFolder(folder.place.parent).put_bytes("ab/other", b"not below a")
+    found = folder.objects()
+    assert [info.key for info in found] == ["a.txt", "b/c/d", "b/two words+ü%20#.bin"]
+    assert [info.size for info in found] == [len(info.key.encode()) for info in found]
+    assert all(info == folder.head(info.key) for info in found)
+    assert [info.key for info in folder.objects("b")] == ["b/c/d", "b/two words+ü%20#.bin"]
+    assert folder.folders() == ["b"]
+    assert folder.folders("b") == ["c"]
+    assert folder.read_bytes("b/c/d") == b"b/c/d"
+    assert folder.objects("nothing") == folder.folders("nothing") == []
+    folder.delete(["a.txt", "b/c/d", "never there"])
+    assert [info.key for info in pickle.loads(pickle.dumps(folder)).objects()] == ["b/two words+ü%20#.bin"]
+
+
+def test_what_is_not_there(folder, s3):
+    assert folder.head("x") is None
+    assert folder.get("x") is None
+    with pytest.raises(StorageError, match=f"{folder.place}/x does not exist"):
+        folder.read_bytes("x")
+    elsewhere = ObjectFolder(Place.of(f"{s3}-of-nobody/lake", "out"))
+    for ask in (elsewhere.objects, elsewhere.folders, lambda: elsewhere.put_bytes("x", b"1")):
+        with pytest.raises(StorageError, match=r"of-nobody/lake.* does not exist"):
+            ask()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 3 * 4096 + 5])
+def test_files_go_up_and_come_back_in_parts(folder, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(module, "_PART", 4096 if size < 9000 else 5 << 20)
+    size = size if size < 9000 else 11 << 20
+    data = os.urandom(size)
+    (tmp_path / "up").write_bytes(data)
+    info = folder.upload(tmp_path / "up", "big/file")
+    assert (info.size, info.key) == (size, "big/file")
+    monkeypatch.setattr(module, "_PART", 4096 if size < 9000 else 1 << 20)
+    assert folder.download("big/file", tmp_path / "down", info) == info
+    assert (tmp_path / "down").read_bytes() == data
+
+
+def test_a_file_replaced_while_it_is_read_is_refused(folder, tmp_path, monkeypatch):
+    listed = folder.put_bytes("x", b"old and long")
+    folder.put_bytes("x", b"new and long")
+    with pytest.raises(StorageError, match=r"lake/a/x was replaced while it was read"):
+        folder.download("x", tmp_path / "x", listed)
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(StorageError, match="cannot write"):
+        folder.download("x", tmp_path / "no such folder" / "x")
+
+
+def test_a_put_on_a_condition_has_one_winner(folder):
+    first = folder.put_bytes("m", b"first", if_none_match=True)
+    with pytest.raises(ConflictError, match=r"lake/a/m was written by another run"):
+        folder.put_bytes("m", b"other", if_none_match=True)
+    assert folder.put_bytes("m", b"first", if_none_match=True) == first  # our own, whose answer was lost
+    second = folder.put_bytes("m", b"second", if_match=first)
+    with pytest.raises(ConflictError):
+        folder.put_bytes("m", b"third", if_match=first)
+    assert folder.read_bytes("m") == b"second"
+    folder.delete(["m"])
+    with pytest.raises(ConflictError):
+        folder.put_bytes("m", b"third", if_match=second)
+
+
+def test_racing_writers_have_one_winner(folder):
+    outcomes, gate = [], threading.Barrier(6)
+
+    def write(number):
+        gate.wait()
+        try:
+            folder.put_bytes("m", f"writer {number}".encode(), if_none_match=True)
+            outcomes.append(number)
+        except ConflictError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 1
+    assert folder.read_bytes("m") == f"writer {outcomes[0]}".encode()
+
+
+@pytest.mark.parametrize("fault", ["503", "cut", "reset", "short"])
+def test_a_bad_network_costs_repetitions_only(folder, s3_server, tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(loader_objects, "_BACKOFF_S", 0.01)
+    quick = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=20), "base": 2}
+    monkeypatch.setattr(loader_objects, "_RETRY", loader_objects._RETRY | {"backoff": quick})
+    monkeypatch.setattr(module, "_PART", 1000)
+    seen, lock = set(), threading.Lock()
+
+    def first_time(request):
+        with lock:
+            known = (request.method, request.seen) in seen
+            seen.add((request.method, request.seen))
+        # of a shorter body that is called whole, only who asked for a range can tell
+        spared = request.method == "HEAD" or (fault == "short" and not request.range)
+        return None if known or spared else fault
+
+    data = os.urandom(3500)
+    with FaultyProxy(s3_server, first_time) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        folder.put_bytes("x", data, if_none_match=True)
+        folder.download("x", tmp_path / "x")
+        assert proxy.count(fault) >= 4
+    assert (tmp_path / "x").read_bytes() == data
