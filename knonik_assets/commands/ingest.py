@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,16 +53,27 @@ def ingest_command(
         raise typer.Exit(1)
 
 
+def _print_warnings(report: IngestReport) -> None:
+    """What episodes warn of, once where it is the same but for numbers; ``ingest_report.json`` has all of it."""
+    said: dict[str, list[tuple[str, str]]] = {}
+    for episode in report.episodes:
+        for warning in episode.warnings:
+            said.setdefault(re.sub(r"\d+", "0", warning), []).append((episode.episode_id, warning))
+    for alike in said.values():
+        first, text = alike[0]
+        count = len({name for name, _ in alike})
+        where = first if count == 1 else f"{count} episodes from {first} on"
+        if count == 1 and len(alike) > 1:
+            where = f"{first}, {len(alike)} times"
+        if any(other != text for _, other in alike):
+            where += ", the first"
+        say("warning", f"{where}: {text}")
+
+
 def _print_ingest(report: IngestReport, *, quiet: bool) -> None:
     for warning in report.warnings:
         say("warning", warning)
-    said: dict[str, list[str]] = {}
-    for episode in report.episodes:
-        for warning in episode.warnings:
-            said.setdefault(warning, []).append(episode.episode_id)
-    for warning, episodes in said.items():
-        where = episodes[0] if len(episodes) == 1 else f"{len(episodes)} episodes from {episodes[0]} on"
-        say("warning", f"{where}: {warning}")
+    _print_warnings(report)
     for episode in report.failed:
         say("failed", f"{episode.episode_id} ({episode.source_id}): {episode.reason}", colour="red")
     for episode in report.empty:

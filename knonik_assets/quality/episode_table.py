@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["episode_rows", "table_of"]
 
-ROWS_VERSION = 2
+ROWS_VERSION = 3
 """Counted up when `examine` measures differently, so that remembered rows are measured again."""
 
 

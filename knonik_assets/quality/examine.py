@@ -187,12 +187,15 @@ def _constant(bound: Bound, notes: dict[str, str]) -> int:
 
 
 def _offset(bound: Bound, notes: dict[str, str]) -> float | None:
-    """How far commanded and measured positions lie apart on average: a leader and follower that disagree show here."""
+    """How far commanded and measured positions lie apart on average: a leader and follower that disagree show here.
+
+    Of channels alone in which both cover about the same range: a velocity or a small step is no position.
+    """
     if len(bound) < 2 or bound["action"][1].shape != bound["state"][1].shape:
         return None
     action, state = bound["action"][1], bound["state"][1]
     span = np.ptp(state, axis=0)
-    moving = span > 1e-6
+    moving = (span > 1e-6) & (np.abs(np.ptp(action, axis=0) - span) < span / 2)
     if not moving.any():
         return None
     apart = np.where(moving, np.abs((action - state).mean(axis=0)) / np.where(moving, span, 1), 0)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import av
 import numpy as np
@@ -21,11 +21,10 @@ from knonik_assets.sources.arrays import Tree
 from knonik_assets.sources.base import EncodedImage, EpisodeFacts, Frame, Language, StreamSpec
 from knonik_assets.sources.images import Turner, decode_depth, depth_to_m, to_rgb, turn
 from knonik_assets.sources.naming import renamed
+from knonik_assets.sources.roles import Role, with_roles
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["ArrayEpisode", "Traits"]
-
-Role = Literal["action", "state"]
 
 
 class Traits:
@@ -35,7 +34,7 @@ class Traits:
         attributes: levels at which rate and language may be stated, the nearest first.
         fps: the format's own rate, where it has one.
         language: what the format says the robot was told, stronger than attributes.
-        roles: of numeric streams, by their path in the source with dots.
+        roles: of numeric streams that the format defines, by their path in the source with dots.
         channel_names: likewise.
         chunk_lens: rows a chunk in the output, likewise.
     """
@@ -57,15 +56,13 @@ class Traits:
         self.chunk_lens = chunk_lens or {}
 
     def applied(self, spec: StreamSpec) -> StreamSpec:
-        """A numeric stream with its role and the names of its channels."""
+        """A numeric stream with the names of its channels and the length of its chunks."""
         if spec.kind != "numeric":
             return spec
         names = self.channel_names.get(spec.source)
         if names is not None and len(names) != spec.shape[0]:
             names = None
-        return replace(
-            spec, role=self.roles.get(spec.source), channel_names=names, chunk_len=self.chunk_lens.get(spec.source)
-        )
+        return replace(spec, channel_names=names, chunk_len=self.chunk_lens.get(spec.source))
 
 
 class ArrayEpisode:
@@ -104,7 +101,8 @@ class ArrayEpisode:
     def _plan(self, tree: Tree, traits: Traits) -> None:
         config, warnings = self._config, self.facts.warnings
         planned = plan_streams(tree, config, traits.fps, self._where, warnings)
-        planned = [replace(one, spec=traits.applied(one.spec)) for one in planned]
+        specs = with_roles([traits.applied(one.spec) for one in planned], config, traits.roles)
+        planned = [replace(one, spec=spec) for one, spec in zip(planned, specs, strict=True)]
         self._planned: dict[tuple[str, str], Planned] = {(one.spec.kind, one.spec.name): one for one in planned}
         self.streams: Sequence[StreamSpec] = tuple(one.spec for one in planned)
         self._clock = clock_array(tree, config, self._where)

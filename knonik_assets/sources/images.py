@@ -23,6 +23,7 @@ __all__ = [
     "decode_depth",
     "decode_image",
     "depth_to_m",
+    "described",
     "image_shape",
     "picture_layout",
     "sniff",
@@ -37,6 +38,18 @@ MAX_PIXELS = 1 << 27
 """A picture that claims more is refused before anything is allocated for it."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_OTHERS = tuple(
+    (name, re.compile(magic, re.DOTALL))
+    for name, magic in (
+        ("GIF", rb"GIF8"),
+        ("WebP", rb"RIFF.{4}WEBP"),
+        ("TIFF", rb"II\*\0|MM\0\*"),
+        ("BMP", rb"BM.{8}\0"),
+        ("JPEG XL", rb"\xff\x0a|\0{3}\x0cJXL "),
+        ("JPEG 2000", rb"\xff\x4f\xff\x51|\0{3}\x0cjP  "),
+        ("AVIF or HEIF", rb".{4}ftyp(?:avi|hei|mif)"),
+    )
+)
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # no "\xff+": that searches thirty times slower
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _CHANNELS = (1, 3, 4)
@@ -60,12 +73,21 @@ def cut_encoded(data: bytes, where: str) -> EncodedImage:
     """
     kind = sniff(data)
     if kind is None:
-        what = "nothing but zeros" if not data.strip(b"\0") else f"bytes {data[:4].hex(' ')} …"
-        raise EpisodeError(f"{where}: no JPEG or PNG picture ({what}).")
+        raise EpisodeError(f"{where}: no JPEG or PNG picture ({described(data)}).")
     end = _jpeg_end(data) if kind == "jpeg" else _png_end(data)
     if end is None:
         raise EpisodeError(f"{where}: the {kind.upper()} picture is cut off: {len(data)} bytes hold no end marker.")
     return EncodedImage(data[:end] if end < len(data) else data, kind)
+
+
+def described(data: bytes) -> str:
+    """What bytes that are no JPEG or PNG picture look like, in a few words."""
+    known = next((name for name, magic in _OTHERS if magic.match(data)), None)
+    if known is not None:
+        return f"but {known}"
+    if not data.strip(b"\0"):
+        return f"{len(data)} bytes, nothing but zeros" if data else "no bytes at all"
+    return f"{len(data)} bytes: {data[:8].hex(' ')}{' …' if len(data) > 8 else ''}"
 
 
 def _jpeg_end(data: bytes) -> int | None:

@@ -173,10 +173,9 @@ class RldsSource:
         warnings: list[str] = []
         arrays, black = step_arrays(leaves, of_steps, steps, where, warnings)
         said = _language(leaves, of_steps, of_episode, steps, self.config.fps or 30.0)
-        roles = {"action": "action"} if ("action",) in arrays else {}
-        traits = Traits(language=said, roles=roles)  # type: ignore[arg-type]
+        traits = Traits(language=said, roles={"action": "action"})
         episode = ArrayEpisode(self.config, _StepTree(arrays), traits, where)
-        episode.facts.warnings += [*warnings, *_ends(leaves, where)]
+        episode.facts.warnings += [*warnings, *_ends(leaves)]
         episode.facts.attributes["episode_metadata"] = _metadata(leaves, of_episode)
         last = leaves.get("steps/is_last")
         if isinstance(last, np.ndarray) and len(last) and last[-1]:
@@ -279,7 +278,7 @@ def _language(
     return Language(first, rephrases, segments)
 
 
-def _ends(leaves: Mapping[str, Leaf], where: str) -> list[str]:
+def _ends(leaves: Mapping[str, Leaf]) -> list[str]:
     """What the flags of the steps contradict."""
     found = []
     for flag, place in (("is_first", 0), ("is_last", -1)):
@@ -290,7 +289,7 @@ def _ends(leaves: Mapping[str, Leaf], where: str) -> list[str]:
         wanted = len(leaf) - 1 if place else 0
         if len(set_) != 1 or set_[0] != wanted:
             steps = f"steps {set_[:6].tolist()}" if len(set_) else "no step"
-            found.append(f"{where}: {flag} is set on {steps}; wanted {wanted} alone")
+            found.append(f"{flag} is set on {steps}; wanted on the {'last' if place else 'first'} step alone, {wanted}")
     return found
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from knonik_assets.sources.arrays import Array, MemoryArray, bounded
 from knonik_assets.sources.arrays import Path as Place
 from knonik_assets.sources.base import EncodedImage
-from knonik_assets.sources.images import image_shape, sniff
+from knonik_assets.sources.images import described, image_shape, sniff
 from knonik_assets.sources.rlds_features import Feature
 from knonik_assets.sources.rlds_records import Leaf
 from knonik_loader.errors import EpisodeError
@@ -83,7 +83,7 @@ def step_arrays(
         elif leaf is None:
             unread.append(f"{name} (declared, but not in the record)")
         elif feature.kind == "image":
-            array = _pictures(leaf, feature, steps, at, black, warnings)
+            array = _pictures(leaf, feature, steps, at, ".".join(place), black, warnings)
             if array is not None:
                 found[place] = array
         elif feature.kind == "tensor" and feature.size is not None:
@@ -91,7 +91,7 @@ def step_arrays(
         elif feature.kind != "text":
             unread.append(f"{name} (its shape varies)" if feature.kind == "tensor" else name)
     if unread:
-        warnings.append(f"{where}: left out: {', '.join(unread[:12])}")
+        warnings.append(f"left out: {', '.join(unread[:12])}")
     return found, black
 
 
@@ -154,38 +154,50 @@ def _ragged(
 
 
 def _pictures(
-    leaf: Leaf, feature: Feature, steps: int, where: str, black: dict[str, list[int]], warnings: list[str]
+    leaf: Leaf,
+    feature: Feature,
+    steps: int,
+    where: str,
+    camera: str,
+    black: dict[str, list[int]],
+    warnings: list[str],
 ) -> Array | None:
     """A camera's pictures; black ones where the dataset has an empty text for a picture."""
     if not isinstance(leaf, list):
-        raise EpisodeError(f"{where}: numbers where pictures are declared.")
+        return NoPictures(where, steps, f"{where}: numbers where pictures are declared.")
     if len(leaf) != steps:
-        raise EpisodeError(f"{where}: {len(leaf)} pictures for {steps} steps.")
+        return NoPictures(where, steps, f"{where}: {len(leaf)} pictures for {steps} steps.")
+    for step, data in enumerate(leaf):
+        if data and sniff(data) is None:
+            return NoPictures(where, steps, f"{where}, step {step}: no JPEG or PNG picture ({described(data)}).")
     empty = [step for step, data in enumerate(leaf) if not data]
     if len(empty) == steps and steps:
-        warnings.append(f"{where}: left out: none of its {steps} steps has a picture")
+        warnings.append(f"{camera}: left out: none of its steps has a picture")
         return None
-    if empty:
-        first = next(data for data in leaf if data)
-        stand_in = _black(first, where)
-        leaf = [data or stand_in for data in leaf]
-        black[where.rsplit(": ", 1)[-1]] = empty
-        warnings.append(f"{where}: {len(empty)} of {steps} steps have no picture; they become black ones")
-    _compare_size(leaf, feature, where, warnings)
-    if feature.dtype == "float32":
-        return FloatPictures(where, leaf)
-    return MemoryArray(where, leaf)
+    try:
+        if empty:
+            step = next(step for step, data in enumerate(leaf) if data)
+            stand_in = _black(leaf[step], f"{where}, step {step}")
+            leaf = [data or stand_in for data in leaf]
+            black[camera] = empty
+            warnings.append(f"{camera}: {len(empty)} of {steps} steps have no picture; they become black ones")
+        _compare_size(leaf, feature, where, camera, warnings)
+        return FloatPictures(where, leaf) if feature.dtype == "float32" else MemoryArray(where, leaf)
+    except EpisodeError as error:
+        return NoPictures(where, steps, str(error))
 
 
-def _compare_size(leaf: Sequence[bytes], feature: Feature, where: str, warnings: list[str]) -> None:
+def _compare_size(leaf: Sequence[bytes], feature: Feature, where: str, camera: str, warnings: list[str]) -> None:
     """Say so where pictures are not of the size that features.json declares; the pictures are believed."""
     kind = sniff(leaf[0]) if leaf else None
     declared = feature.shape[:2] if feature.shape is not None and len(feature.shape) == 3 else (None, None)
     if kind is None or None in declared:
         return
-    size = image_shape(EncodedImage(leaf[0], kind), where)
+    size = image_shape(EncodedImage(leaf[0], kind), f"{where}, step 0")
     if size != declared:
-        warnings.append(f"{where}: pictures of {size} pixels, features.json says {declared}; the pictures are believed")
+        warnings.append(
+            f"{camera}: pictures of {size} pixels, features.json says {declared}; the pictures are believed"
+        )
 
 
 def _black(like: bytes, where: str) -> bytes:
@@ -201,6 +213,24 @@ def _black(like: bytes, where: str) -> bytes:
         mode = picture.mode
     Image.new(mode, (width, height)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+class NoPictures(Array):
+    """A camera that cannot be read: an error of the episode, unless the layout leaves the camera out.
+
+    Args:
+        where: for messages.
+        steps: that the record has.
+        reason: the error's words.
+    """
+
+    def __init__(self, where: str, steps: int, reason: str) -> None:
+        super().__init__(where, np.dtype(object), (steps,), holds_bytes=True)
+        self._reason = reason
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """See `Array.rows`. Always the error."""
+        raise EpisodeError(self._reason)
 
 
 class FloatPictures(Array):

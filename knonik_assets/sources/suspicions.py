@@ -16,6 +16,11 @@ __all__ = ["suspicions"]
 _GAP = 1.5
 """Usual steps of a clock behind which a frame is missing."""
 _FEW = 8
+_LEAST_ROWS = 8
+"""Rows from which on two streams are compared."""
+_FOLLOWS, _BESIDE, _MOVES = 0.2, 0.1, 0.005
+"""Of a channel's range: how far it may stray from what it follows, the constant distance that is told, and the step
+that is a movement."""
 
 
 def suspicions(episode: SourceEpisode, name: str) -> Iterator[str]:
@@ -29,9 +34,20 @@ def suspicions(episode: SourceEpisode, name: str) -> Iterator[str]:
     if all(spec.kind == "numeric" for spec in streams):
         yield "no pictures were found"
     yield from (f"{name}: {text}" for text in _clock(streams, facts))
+    bound: dict[str, tuple[StreamSpec, npt.NDArray[np.float32]]] = {}
     for spec in streams:
-        if spec.kind == "numeric":
-            yield from (f"{name}: {spec.name}: {text}" for text in _numbers(episode, spec))
+        if spec.kind != "numeric":
+            continue
+        try:
+            rows = episode.numeric(spec)
+        except KnonikError as error:
+            yield f"{name}: {spec.name}: {error}"
+            continue
+        yield from (f"{name}: {spec.name}: {text}" for text in _numbers(spec, rows))
+        if spec.role is not None:
+            bound[spec.role] = spec, rows
+    if len(bound) == 2:
+        yield from (f"{name}: {text}" for text in _offsets(*bound["action"], *bound["state"]))
 
 
 def _clock(streams: Sequence[StreamSpec], facts: EpisodeFacts) -> Iterator[str]:
@@ -60,13 +76,8 @@ def _clock(streams: Sequence[StreamSpec], facts: EpisodeFacts) -> Iterator[str]:
         yield f"the clock starts at {times[0]:.4g} s, not at 0"
 
 
-def _numbers(episode: SourceEpisode, spec: StreamSpec) -> Iterator[str]:
+def _numbers(spec: StreamSpec, rows: npt.NDArray[np.float32]) -> Iterator[str]:
     """About one numeric stream; vectors only, as flags and rewards rightly stay the same for long."""
-    try:
-        rows = episode.numeric(spec)
-    except KnonikError as error:
-        yield str(error)
-        return
     if not np.isfinite(rows).all():
         yield f"{int((~np.isfinite(rows)).any(1).sum())} of {len(rows)} rows hold NaN or infinity"
     if rows.shape[1] > 1 and len(rows) > 2:
@@ -75,6 +86,33 @@ def _numbers(episode: SourceEpisode, spec: StreamSpec) -> Iterator[str]:
             yield "never changes"
         elif constant.size:
             yield f"{_channels(spec, constant)} never change{'s' if constant.size == 1 else ''}"
+
+
+def _offsets(
+    action: StreamSpec, commanded: npt.NDArray[np.float32], state: StreamSpec, measured: npt.NDArray[np.float32]
+) -> Iterator[str]:
+    """Channels that follow what they are told, but always so far beside it: leader and follower zeroed differently."""
+    rows = min(len(commanded), len(measured))
+    if commanded.shape[1] != measured.shape[1] or rows < _LEAST_ROWS:
+        return
+    told, seen = commanded[:rows].astype(np.float64), measured[:rows].astype(np.float64)
+    usable = np.isfinite(told).all(0) & np.isfinite(seen).all(0)
+    told, seen = np.where(usable, told, 0), np.where(usable, seen, 0)
+    apart, moves = told - seen, np.gradient(seen, axis=0)  # (T, D)
+    span = np.ptp(seen, axis=0)
+    follows = (span > 1e-6) & (apart.std(0) < _FOLLOWS * span) & (np.abs(np.ptp(told, axis=0) - span) < span / 2)
+    for channel in np.flatnonzero(follows)[:_FEW]:
+        # a lag shows as a distance too, but of another sign on the way back; so does a gripper that cannot close
+        ways = [apart[sign * moves[:, channel] > _MOVES * span[channel], channel] for sign in (1, -1)]
+        if min(map(len, ways)) < _LEAST_ROWS:
+            continue
+        low, high = sorted((float(ways[0].mean()), float(ways[1].mean())), key=abs)
+        if low * high > 0 and abs(low) > _BESIDE * span[channel]:
+            yield (
+                f"{action.name} lies {(low + high) / 2:+.3g} beside {state.name}, there and back, in "
+                f"{_channels(state, channel[None])} ({abs(low + high) / 2 / span[channel]:.0%} of its range): are "
+                "leader and follower zeroed alike?"
+            )
 
 
 def _channels(spec: StreamSpec, which: npt.NDArray[np.intp]) -> str:

@@ -31,7 +31,7 @@ def test_a_replay_buffer_of_diffusion_policy(real_data, tmp_path):
     _, (episode,) = ingested(tmp_path / "out", {"dir_type": "zarr", "fps": 10}, real_data / "zarr")
     metadata = said(episode)
     assert metadata["episode_length"] == 763
-    assert metadata["stream_roles"] == {"action": "action"}
+    assert metadata["stream_roles"] == {"action": "action", "state": "state"}
     action = rows(episode, "action")
     assert action[0].tolist() == [229, 110]
     assert action[762].tolist() == [292, 323]

@@ -33,7 +33,8 @@ def test_what_ingest_can_prove_is_filled_in(episodes):
     assert (config.streams.rgb["cam_0"].height, config.streams.rgb["cam_0"].width) == (96, 112)
     assert {name: stream.dim for name, stream in config.streams.numeric.items()} == {"state": 4, "action": 4}
     assert config.language.instructions == ["wave"]
-    assert {"roles.action", "roles.state", "action_semantics"} <= set(placeholders(config))
+    assert (config.roles.action, config.roles.state) == ("action", "state")
+    assert {"action_semantics", "arms[0].name"} <= set(placeholders(config))
 
 
 def test_answers_fill_placeholders(episodes):

@@ -20,13 +20,17 @@ def written(config, raw, out):
 
 
 KNOWN = {
-    "hdf5": ({}, {}, True),
+    "hdf5": ({"qpos": "state", "action": "action"}, {}, True),
+    "demos": ({"actions": "action"}, {}, False),
+    "npz": ({"state": "state", "action": "action"}, {}, False),
+    "zarr": ({"state": "state", "action": "action"}, {}, True),
+    "npy_separate": ({"action": "action"}, {}, False),
     "calvin": ({"actions": "action", "robot_obs": "state"}, {"actions": 7, "robot_obs": 15}, True),
     "d3il": ({"action": "action"}, {"action": 3}, False),
     "lerobot_v2": ({"state": "state", "action": "action"}, {"state": FOUR}, True),
     "lerobot_v3": ({"state": "state", "action": "action"}, {"state": FOUR, "action": ["x", "y", "z", "w"]}, True),
-    "replay": ({"action": "action"}, {}, False),
-    "rlds": ({"action": "action"}, {}, True),
+    "replay": ({"state": "state", "action": "action"}, {}, False),
+    "rlds": ({"state": "state", "action": "action"}, {}, True),
 }
 
 

@@ -19,7 +19,7 @@ ingest:
   preset: {rgb: {codec: jpeg, quality: 95}}
   layout:
     images: {cam_0: observations.images.cam_0, cam_1: observations.images.cam_1}
-    numeric: {state: observations.qpos, action: action}
+    numeric: {pose: observations.pose, command: command}
     timestamps: timestamps
 engine: inline
 """
@@ -49,8 +49,8 @@ class Workshop:
         with h5py.File(path, "w", track_order=False) as file:
             for camera in ("cam_0", "cam_1"):
                 file[f"observations/images/{camera}"] = arrays[camera]
-            file["observations/qpos"] = arrays["state"]
-            file["action"] = arrays["action"]
+            file["observations/pose"] = arrays["state"]  # names that mean no role: nobody has bound one yet
+            file["command"] = arrays["action"]
             file["timestamps"] = arrays["timestamps"]
         return path
 

@@ -219,18 +219,18 @@ def test_a_camera_that_is_not_there(workshop, instance):
 def test_answers_of_the_card_stand_in_the_config(workshop, instance):
     workshop.card(
         PACK
-        + "config: {robot_type: arm, action_semantics: joint_position, arms: [], roles: {state: state, action: action}}\n"
+        + "config: {robot_type: arm, action_semantics: joint_position, arms: [], roles: {state: pose, action: command}}\n"
         # the stamped numbers are no robot's: some never move, and they don't follow each other
         + "checks: {max_constant_channels: 8, max_offset: 1000}\n"
     )
     workshop.record(0)
     result = workshop.build(instance)
     assert failed(result) == set()
-    workshop.card(PACK + "config: {roles: {state: stat}}\n")
+    workshop.card(PACK + "config: {roles: {state: poes}}\n")
     result = workshop.build(instance)
     failure = result.get_step_failure_events()[0]
     assert failure.step_key == "dataset_config"
-    assert "'stat'" in failure.step_failure_data.user_failure_data.description
+    assert "'poes'" in failure.step_failure_data.user_failure_data.description
 
 
 def test_a_misspelt_exclusion_is_warned_of(workshop, instance, caplog):

@@ -101,6 +101,15 @@ def test_action_and_state_that_disagree(episode):
     assert calm.constant_channels == 0
 
 
+def test_steps_are_not_compared_with_positions(episode):
+    def steps(arrays):
+        moving(arrays)
+        arrays["action"][:] = np.diff(arrays["state"], axis=0, append=arrays["state"][-1:])
+        arrays["state"] += 5
+
+    assert examine(episode(change=steps)).offset is None
+
+
 def test_roles_may_come_from_outside(episode, tmp_path):
     path = episode(change=moving)
     assert examine(path, {"action": "state", "state": "action"}).notes["offset"].startswith("action and state differ")

@@ -139,6 +139,42 @@ def test_channels_that_never_change_are_named(tmp_path):
     told(tmp_path / "still", "episode_0: action: never changes")
 
 
+def follower(rows=60):
+    """Angles in radians of a follower that trails its leader by a step: (action, state)."""
+    phase = np.arange(rows + 1)[:, None] / 9 + np.arange(3)
+    leader = np.sin(phase) * [0.9, 0.7, 1.1]
+    return leader[1:].copy(), leader[:-1].copy()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_follower_that_is_zeroed_differently_from_its_leader(tmp_path, dtype):
+    """Seventeen degrees between two arms stayed unseen through a whole training."""
+    action, state = follower()
+    state[:, 1] -= np.deg2rad(17)
+    write_hdf5(tmp_path / "episode_0.hdf5", action=action.astype(dtype), qpos=state.astype(dtype))
+    (told,) = [text for text in detect(tmp_path).warnings if "zeroed alike" in text]
+    assert "action lies +0.296 beside qpos, there and back, in channel 1 (21% of its range)" in told
+
+
+@pytest.mark.parametrize("kind", ["same", "deltas", "other width", "few rows", "still", "one way", "lost"])
+def test_streams_that_do_not_follow_each_other_are_not_compared(tmp_path, kind):
+    action, state = follower()
+    if kind == "deltas":
+        action, state = np.diff(state, axis=0, append=0), state + 3
+    elif kind == "other width":
+        action = action[:, :2] + 5
+    elif kind == "few rows":
+        action, state = action[:4] + 5, state[:4]
+    elif kind == "still":
+        action, state = np.ones_like(action), np.zeros_like(state)
+    elif kind == "one way":
+        action, state = np.linspace(0.2, 1.2, 60)[:, None], np.linspace(0, 1, 60)[:, None]
+    elif kind == "lost":
+        state = np.full_like(state, np.nan)
+    write_hdf5(tmp_path / "episode_0.hdf5", action=action, qpos=state)
+    assert not [text for text in detect(tmp_path).warnings if "zeroed alike" in text]
+
+
 def test_numbers_that_are_none(tmp_path):
     action = np.arange(12.0).reshape(4, 3)
     action[2, 1] = np.nan

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from knonik.ingest import run
+from knonik_assets.cli import main
 from knonik_assets.sources.base_contract import Expected, SourceContract
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.images import decode_image
@@ -26,6 +27,7 @@ from tests.support.rlds_data import (
     step_leaves,
     tensor,
 )
+from tests.support.road import write_json
 from tests.support.stamps import episode_arrays, read_stamp
 from tests.support.zarr_data import near_depth
 
@@ -205,7 +207,51 @@ def test_cameras_that_were_not_there(tmp_path):
         assert opened.facts.attributes["missing_frames"] == {"a": [1], "c": [0]}
         told = " ".join(opened.facts.warnings)
         assert "1 of 3 steps have no picture" in told
-        assert "none of its 3 steps has a picture" in told
+        assert "b: left out: none of its steps has a picture" in told
+
+
+@pytest.mark.parametrize(
+    ("bad", "found"),
+    [
+        (b"not a picture", "13 bytes: 6e 6f 74"),
+        (b"GIF89a" + bytes(20), "but GIF"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "but WebP"),
+        (bytes(96 * 112 * 3), "32256 bytes, nothing but zeros"),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_camera_whose_bytes_are_no_picture_fails_its_episode_unless_the_layout_leaves_it_out(
+    tmp_path, bad, found, step
+):
+    good, broken = leaves(0), leaves(1)
+    broken["steps/observation/front"][step] = bad
+    home = dataset(tmp_path / "raw", [[good, broken, leaves(2)]])
+    report = run({"dir_type": "rlds", "fps": 5}, home, tmp_path / "out", engine="inline")
+    assert [outcome.source_id for outcome in report.written] == ["train-00000#0", "train-00000#2"]
+    (failed,) = report.failed
+    assert failed.source_id == "train-00000#1"
+    assert f"observation.front, step {step}: no JPEG or PNG picture ({found}" in failed.reason
+    layout = {"images": {"side": "observation.side"}, "numeric": {"action": "action"}}
+    keys = {"dir_type": "rlds", "fps": 5, "layout": layout}
+    report = run(keys, home, tmp_path / "without", engine="inline")
+    assert len(report.written) == 3
+
+
+@pytest.mark.parametrize(
+    ("front", "found"),
+    [
+        (1, "front: numbers where pictures are declared"),
+        (b"\x89PNG\r\n\x1a\n", "front, step 0: a PNG of 8 bytes has no header"),
+        (b"\xff\xd8\xff\xd9", "front, step 0: unreadable JPEG header"),
+    ],
+)
+def test_the_header_of_a_picture_is_the_episodes_trouble_too(tmp_path, front, found):
+    home = dataset(tmp_path, [[leaves(1) | {"steps/observation/front": [front] * rows_of(1)}]])
+    with pytest.raises(EpisodeError, match=found):
+        only_episode(home, "rlds")
+    layout = {"images": {"side": "observation.side"}}
+    with only_episode(home, "rlds", layout=layout) as opened:
+        assert len(frames(opened, "side")) == rows_of(1)
 
 
 def test_sizes_that_the_features_get_wrong_are_told(tmp_path):
@@ -382,7 +428,20 @@ def test_records_that_contradict_their_features(tmp_path, change, message):
 def test_flags_that_contradict_the_order_are_told(tmp_path, flags, where):
     record = leaves(1) | {"steps/is_last": flags}
     with only_episode(dataset(tmp_path, [[record]]), "rlds") as opened:
-        assert any(f"is_last is set on {where}; wanted 4 alone" in text for text in opened.facts.warnings)
+        assert any(
+            f"is_last is set on {where}; wanted on the last step alone, 4" in text for text in opened.facts.warnings
+        )
+
+
+def test_what_all_episodes_have_in_common_is_said_once(tmp_path, capsys):
+    for number in range(3):
+        dataset(tmp_path / "raw", [[leaves(number) | {"steps/is_last": [0] * rows_of(number)}]], split=f"part{number}")
+    settings = write_json(tmp_path / "rlds.json", {"dir_type": "rlds", "fps": 5})
+    call = ["ingest", "--config", str(settings), "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
+    assert main([*call, "--engine", "inline", "--quiet"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "is_last" in line]
+    wanted = "is_last is set on no step; wanted on the last step alone, 3"
+    assert said == [f"warning: 3 episodes from episode_000000 on, the first: {wanted}"]
 
 
 def test_a_sequence_example_is_refused_by_name(tmp_path):
