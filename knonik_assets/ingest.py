@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from knonik_assets.configs.dataset import CONFIG, build_dataset_config, write_dataset_config
-from knonik_assets.configs.documents import local_path
+from knonik_assets.configs.documents import write_whole
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.configs.load import config_fingerprint, load_ingest_config
 from knonik_assets.engine import EngineName, Outcome, check_call, default_workers, map_tasks
@@ -17,20 +17,23 @@ from knonik_assets.episodes.metadata import check_extra
 from knonik_assets.episodes.storing import recover
 from knonik_assets.episodes.video import check_preset
 from knonik_assets.ingesting.fingerprints import FileDigests
-from knonik_assets.ingesting.lock import OutputLock
-from knonik_assets.ingesting.numbering import assign_numbers, read_numbers
+from knonik_assets.ingesting.numbering import NUMBERS, assign_numbers, read_numbers
 from knonik_assets.ingesting.one_episode import EpisodeResult, EpisodeTask, ingest_episode
-from knonik_assets.ingesting.planning import Planned, departed, plan, refuse_strangers, remove
+from knonik_assets.ingesting.output import Output, open_output
+from knonik_assets.ingesting.planning import Planned, departed, plan, refuse_strangers
 from knonik_assets.ingesting.progress import Progress, clear_counts, progress_folder
-from knonik_assets.ingesting.report import EpisodeOutcome, IngestReport
+from knonik_assets.ingesting.report import REPORT, EpisodeOutcome, IngestReport
 from knonik_assets.sources.base import EpisodeRef, Source
-from knonik_assets.sources.guarded import open_guarded
+from knonik_assets.sources.guarded import GuardedSource, open_guarded, remote_source
+from knonik_assets.sources.remote.memory import OBJECTS, ObjectMemory
+from knonik_assets.storage import Place
 from knonik_loader import access
 from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceError, StorageError
 
 __all__ = ["run"]
 
 _PROBED = 3
+_FINGERPRINTS = ".knonik/fingerprints.json"
 
 
 def run(
@@ -51,8 +54,8 @@ def run(
 
     Args:
         config: path of an ingest config (JSON or YAML), or what one would hold.
-        input: the raw dataset; wins over the config's ``data_dir``.
-        output: where the episode directories go.
+        input: the raw dataset, a path or URL; wins over the config's ``data_dir``.
+        output: where the episode directories go, a path or URL.
         force_config: write the dataset config anew where there is one.
         workers: cores to use; None: all that this process may use.
         engine: ``inline``, ``processes`` or ``ray``.
@@ -79,42 +82,55 @@ def run(
     check_extra({key: value for key, value in settings.metadata.items() if key not in ("dataset", "robot_type")})
     if prune and settings.dir_type == "npy_separate":
         raise ConfigError("prune would remove all episodes but this one: a staging directory is one episode.")
-    root, out = _root(settings, input), _output(output)
-    _check_apart(root, out)
-    source = open_guarded(settings, root)
-    refs = source.episodes()
-    _check_unique(refs, root)
-    _probe(source, refs)
-    with OutputLock(out):
-        task = _Run(settings, root, out, source, refs, engine, workers, ray_options, progress)
-        return task.go(fail_fast=fail_fast, prune=prune, force_config=force_config, dataset_config=dataset_config)
+    root, place = _root(settings, input), _output(output)
+    _check_apart(root, place)
+    with closing(open_guarded(settings, root)) as source:
+        output_ = open_output(place)
+        memory = _remember(source, output_, settings)
+        refs = source.episodes()
+        _check_unique(refs, root)
+        _probe(source, refs)
+        with output_, output_.told():
+            task = _Run(settings, root, output_, source, refs, engine, workers, ray_options, progress, memory)
+            return task.go(fail_fast=fail_fast, prune=prune, force_config=force_config, dataset_config=dataset_config)
 
 
 def _root(settings: IngestConfig, given: str | Path | None) -> str:
-    root = str(given if given is not None else settings.data_dir or "")
-    if not root and settings.dir_type == "npy_separate":
+    root = given if given is not None else settings.data_dir or ""
+    if not str(root) and settings.dir_type == "npy_separate":
         root = "."  # its streams block says where everything is
-    if not root:
+    if not str(root):
         raise ConfigError("no raw dataset is named: say --input (input=), or data_dir in the config.")
-    return root if "://" in root else str(local_path(root, "input"))
+    return str(Place.of(root, "input"))
 
 
-def _output(given: str | Path | None) -> Path:
+def _output(given: str | Path | None) -> Place:
     if given is None or not str(given):
         raise ConfigError("no output directory is named: say --output (output=).")
-    if "://" in str(given):
-        raise ConfigError(f"{given}: episodes are written to local disks only in this version.")
-    return local_path(given, "output")
+    return Place.of(given, "output")
 
 
-def _check_apart(root: str, out: Path) -> None:
-    if "://" in root:
+def _remember(source: GuardedSource, output: Output, settings: IngestConfig) -> ObjectMemory | None:
+    """Give a remote source what earlier runs found out about its objects."""
+    remote = remote_source(source)
+    if remote is None:
+        return None
+    remote.memory = ObjectMemory(output.read(OBJECTS), str(remote.place), config_fingerprint(settings))
+    return remote.memory
+
+
+def _check_apart(root: str, output: Place) -> None:
+    source = Place.of(root, "input")
+    if source.is_remote != output.is_remote:
         return
-    raw, out = Path(root).resolve(), out.resolve()
-    if raw == out or raw in out.parents:
-        what = (
-            f"output and input are the same directory {out}" if raw == out else f"output {out} lies inside input {raw}"
-        )
+    if source.is_remote:
+        raw, out = str(source), str(output)
+        same, inside = raw == out, out.startswith(f"{raw}/")
+    else:
+        raw, out = str(source.path.resolve()), str(output.path.resolve())
+        same, inside = raw == out, Path(raw) in Path(out).parents
+    if same or inside:
+        what = f"output and input are the same directory {out}" if same else f"output {out} lies inside input {raw}"
         raise ConfigError(f"{what}; ingest never writes into raw data, so name another --output.")
 
 
@@ -130,11 +146,15 @@ def _check_unique(refs: Sequence[EpisodeRef], root: str) -> None:
 
 def _probe(source: Source, refs: Sequence[EpisodeRef]) -> None:
     """Open one of the first episodes, so that a mistaken layout is told of before any output is touched."""
-    for ref in refs[:_PROBED]:
-        with suppress(EpisodeError):
-            with source.open(ref):
-                pass
-            return
+    remote = remote_source(source)
+    if remote is not None and remote.memory:
+        return  # this config has read it before
+    with remote.kept() if remote is not None else nullcontext():
+        for ref in refs[:_PROBED]:
+            with suppress(EpisodeError):
+                with source.open(ref):
+                    pass
+                return
 
 
 class _Run:
@@ -144,20 +164,25 @@ class _Run:
         self,
         settings: IngestConfig,
         root: str,
-        out: Path,
-        source: Source,
+        output: Output,
+        source: GuardedSource,
         refs: Sequence[EpisodeRef],
         engine: EngineName,
         workers: int | None,
         ray_options: Mapping[str, Any] | None,
         progress: Progress | None,
+        memory: ObjectMemory | None,
     ) -> None:
-        self.settings, self.root, self.out, self.source, self.refs = settings, root, out, source, refs
+        self.settings, self.root, self.output, self.source, self.refs = settings, root, output, source, refs
+        self.out, self.memory = output.path, memory
         self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
         self.fingerprint = config_fingerprint(settings)
-        self.digests = FileDigests(out / ".knonik" / "fingerprints.json")
+        self.digests = FileDigests(self.out / _FINGERPRINTS)
         self.report = IngestReport(
-            output=str(out), source_format=source.format, config_fingerprint=self.fingerprint, warnings=source.warnings
+            output=output.where,
+            source_format=source.format,
+            config_fingerprint=self.fingerprint,
+            warnings=source.warnings,
         )
 
     def go(self, *, fail_fast: bool, prune: bool, force_config: bool, dataset_config: bool) -> IngestReport:
@@ -168,8 +193,9 @@ class _Run:
         numbers = read_numbers(self.out)
         wanted = self.refs[: self.settings.episode_limit]
         numbers = assign_numbers(self.out, [ref.source_id for ref in wanted], numbers)
+        self.output.sent(NUMBERS)
         self._depart(numbers, prune=prune)
-        planned = plan(self.source, wanted, self.out, numbers, self.fingerprint, self.digests)
+        planned = self._plan(wanted, numbers)
         refuse_strangers(self.out, planned)
         try:
             self._work(planned, fail_fast=fail_fast)
@@ -180,10 +206,28 @@ class _Run:
         if dataset_config and (self.report.written or self.report.skipped):
             self._dataset_config(force=force_config)
         self._finish(planned, started)
-        self.digests.save()
+        self._keep()
         if not self.report.written and not self.report.skipped:
             raise EpisodeError(self._nothing())
         return self.report
+
+    def _plan(self, wanted: Sequence[EpisodeRef], numbers: Mapping[str, int]) -> list[Planned]:
+        planned = plan(self.source, wanted, self.output, numbers, self.fingerprint, self.digests)
+        if self.memory is None or all(one.unchanged is not None or one.ref.locator is not None for one in planned):
+            return planned
+        # remembered episodes say nothing of where they are: something is to be done, so look
+        self.refs = self.source.look()
+        wanted = self.refs[: self.settings.episode_limit]
+        return plan(self.source, wanted, self.output, numbers, self.fingerprint, self.digests)
+
+    def _keep(self) -> None:
+        """What later runs are spared by."""
+        self.digests.save()
+        self.output.sent(_FINGERPRINTS)
+        data = self.memory.dump() if self.memory is not None else None
+        if data is not None:
+            write_whole(self.out / OBJECTS, data)
+            self.output.sent(OBJECTS)
 
     @property
     def _codec(self) -> str:
@@ -198,7 +242,7 @@ class _Run:
         gone = departed(self.out, {ref.source_id for ref in self.refs}, numbers)
         if prune:
             for episode_id in gone:
-                remove(self.out, episode_id)
+                self.output.remove(episode_id)
             self.report.pruned = gone
         elif gone:
             shown = ", ".join(gone[:5]) + (", …" if len(gone) > 5 else "")
@@ -244,6 +288,9 @@ class _Run:
             config_fingerprint=self.fingerprint,
             fingerprint=one.fingerprint,
             threads=threads,
+            standing=None if one.standing is None else (one.standing.source_fingerprint, one.standing.episode_length),
+            publish=self.output.url,
+            lease=self.output.lease,
         )
 
     def _outcome(self, result: Outcome[EpisodeTask, EpisodeResult]) -> EpisodeOutcome:
@@ -251,6 +298,10 @@ class _Run:
         if result.value is not None:
             self.digests.learn(result.value.digests)
             outcome = result.value.outcome
+            if self.memory is not None:
+                self.memory.learn({task.ref.source_id: (task.ref.locator.state, result.value.fingerprint)})
+            if outcome.status == "written":
+                self.output.arrived(task.episode_id)
         else:
             outcome = EpisodeOutcome(
                 episode_id=task.episode_id,
@@ -259,7 +310,7 @@ class _Run:
                 reason=str(result.error),
                 details=result.details,
             )
-        if outcome.status != "written" and (self.out / task.episode_id).exists():
+        if outcome.status not in ("written", "skipped") and (self.out / task.episode_id).exists():
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, _kept(task.episode_id)]})
         return outcome
 
@@ -268,6 +319,7 @@ class _Run:
             return
         try:
             write_dataset_config(self.out, build_dataset_config(self.out))
+            self.output.sent(CONFIG)
         except StorageError:
             raise
         except KnonikError as error:
@@ -279,6 +331,7 @@ class _Run:
         self.report.not_reached = [one.episode_id for one in planned if one.episode_id not in reached]
         self.report.seconds = round(time.perf_counter() - started, 3)
         self.report.write(self.out)
+        self.output.sent(REPORT)
 
     def _nothing(self) -> str:
         tried = len(self.report.episodes)
@@ -312,4 +365,6 @@ def _kept(episode_id: str) -> str:
 def _in_words(outcome: EpisodeOutcome) -> str:
     if outcome.status == "written":
         return f"{outcome.episode_id} written: {outcome.frames} frames in {outcome.seconds:.1f} s"
+    if outcome.status == "skipped":
+        return f"{outcome.episode_id} unchanged"
     return f"{outcome.episode_id} {outcome.status}: {outcome.reason}"

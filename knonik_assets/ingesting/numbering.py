@@ -12,8 +12,9 @@ from knonik_assets.episodes.reader import list_episodes
 from knonik_assets.episodes.storing import storage_errors
 from knonik_loader.errors import EpisodeError, StorageError
 
-__all__ = ["assign_numbers", "episode_name", "read_numbers"]
+__all__ = ["NUMBERS", "assign_numbers", "episode_name", "read_numbers"]
 
+NUMBERS = ".knonik/numbers.json"
 _PREFIX = "episode_"
 
 
@@ -74,4 +75,4 @@ def assign_numbers(out: Path, source_ids: Iterable[str], known: Mapping[str, int
 
 
 def _record(out: Path) -> Path:
-    return out / ".knonik" / "numbers.json"
+    return out / NUMBERS

@@ -6,20 +6,25 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata
+from knonik_assets.episodes.remote import publish_remote
 from knonik_assets.episodes.writer import EpisodeWriter
 from knonik_assets.ingesting.facts import Length, about, clock, common_length, language, nominal_fps
 from knonik_assets.ingesting.fingerprints import Entries, FileDigests
+from knonik_assets.ingesting.output import check_lease
 from knonik_assets.ingesting.pictures import Pictures
 from knonik_assets.ingesting.progress import FrameCount, progress_folder
 from knonik_assets.ingesting.report import EpisodeOutcome
 from knonik_assets.sources.base import EpisodeRef, Source, SourceEpisode
+from knonik_assets.sources.guarded import remote_source
 from knonik_assets.sources.registry import open_source
+from knonik_assets.storage import ObjectFolder, Place, Scratch
 from knonik_loader.errors import EpisodeError, KnonikError, StorageError
 
 __all__ = ["EpisodeResult", "EpisodeTask", "ingest_episode"]
@@ -41,6 +46,13 @@ class EpisodeTask:
     """Of the source's episode, where the driver knows it already."""
     threads: int
     """Streams of pictures worked on at once."""
+    standing: tuple[str, int] | None = None
+    """Source fingerprint and length of what stands in OUT, whole and of this config: if the source is still the same,
+    nothing is to be done."""
+    publish: str | None = None
+    """URL of the output, where that is remote."""
+    lease: str = ""
+    """Of the run on a remote output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class EpisodeResult:
     outcome: EpisodeOutcome
     digests: Entries = field(default_factory=dict)
     """File digests for the driver's cache."""
+    fingerprint: str = ""
+    """Of the source's episode."""
 
 
 def ingest_episode(task: EpisodeTask) -> EpisodeResult:
@@ -61,9 +75,12 @@ def ingest_episode(task: EpisodeTask) -> EpisodeResult:
     """
     started = time.perf_counter()
     digests = FileDigests()
-    with _foreign_errors(task):
+    with _foreign_errors(task), ExitStack() as stack:
         source = open_source(task.config, task.root)
+        out = _workplace(task, source, stack)
         fingerprint = task.fingerprint or source.fingerprint(task.ref, digests)
+        if task.standing is not None and task.standing[0] == fingerprint:
+            return EpisodeResult(_unchanged(task, task.standing[1]), digests.take_new(), fingerprint)
         with source.open(task.ref) as episode:
             length = common_length(episode.streams, episode.facts.timestamps)
             outcome = EpisodeOutcome(episode_id=task.episode_id, source_id=task.ref.source_id, status="empty")
@@ -72,11 +89,42 @@ def ingest_episode(task: EpisodeTask) -> EpisodeResult:
                 what = episode.facts.nothing or what
                 outcome = outcome.model_copy(update={"reason": f"nothing to write: {what}"})
             else:
-                outcome = _write(task, source, fingerprint, episode, length)
+                outcome = _write(task, out, source, fingerprint, episode, length)
             warnings = [*episode.facts.warnings, *outcome.warnings]
+        if task.publish is not None and outcome.status == "written":
+            folder = ObjectFolder(Place.of(task.publish, "output"))
+            publish_remote(out / task.episode_id, folder, task.episode_id, partial(check_lease, folder, task.lease))
     seconds = round(time.perf_counter() - started, 3)
     outcome = outcome.model_copy(update={"seconds": seconds, "warnings": list(dict.fromkeys(warnings))})
-    return EpisodeResult(outcome, digests.take_new())
+    return EpisodeResult(outcome, digests.take_new(), fingerprint)
+
+
+def _workplace(task: EpisodeTask, source: Source, stack: ExitStack) -> Path:
+    """Where the episode is written: OUT itself, or scratch, with room there for what is staged.
+
+    Raises:
+        EpisodeError: this episode alone is larger than all of scratch.
+    """
+    remote = remote_source(source)
+    staged = remote.needed(task.ref) if remote is not None else 0
+    if remote is not None:
+        stack.callback(remote.close)
+    if task.publish is None and not staged:
+        return Path(task.out)
+    scratch = Scratch()
+    if scratch.limit is not None and staged > scratch.limit:
+        raise EpisodeError(
+            f"{task.ref.source_id} of {task.root} needs {staged:,} bytes of scratch space, and KNONIK_SCRATCH_BYTES "
+            f"allows {scratch.limit:,}; raise it."
+        )
+    room = stack.enter_context(scratch.room(staged, f"{task.root}, {task.ref.source_id},"))
+    if remote is not None:
+        remote.lend(room)
+    return Path(task.out) if task.publish is None else room.folder
+
+
+def _unchanged(task: EpisodeTask, frames: int) -> EpisodeOutcome:
+    return EpisodeOutcome(episode_id=task.episode_id, source_id=task.ref.source_id, status="skipped", frames=frames)
 
 
 @contextmanager
@@ -100,7 +148,7 @@ def _cause_is_full(error: BaseException) -> bool:
 
 
 def _write(
-    task: EpisodeTask, source: Source, fingerprint: str, episode: SourceEpisode, length: Length
+    task: EpisodeTask, out: Path, source: Source, fingerprint: str, episode: SourceEpisode, length: Length
 ) -> EpisodeOutcome:
     config, facts = task.config, episode.facts
     times = clock(facts.timestamps, length.frames)
@@ -108,7 +156,7 @@ def _write(
     dataset, robot_type, extra = about(config, facts, Path(task.root))
     warnings = [text for text in (length.warning(), rate_warning) if text is not None]
     with EpisodeWriter(
-        Path(task.out),
+        out,
         task.episode_id,
         preset=config.preset,
         source_format=source.format,
@@ -143,7 +191,7 @@ def _write(
         source_id=task.ref.source_id,
         status="written",
         frames=length.frames,
-        bytes=_size(metadata, Path(task.out) / task.episode_id),
+        bytes=_size(metadata, out / task.episode_id),
         warnings=warnings,
     )
 

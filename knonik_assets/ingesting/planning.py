@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
 from knonik_assets.episodes.reader import list_episodes
@@ -13,7 +14,11 @@ from knonik_assets.episodes.storing import storage_errors, sync, workspaces
 from knonik_assets.ingesting.fingerprints import FileDigests
 from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.sources.base import EpisodeRef, Source
+from knonik_assets.sources.guarded import remote_source
 from knonik_loader.errors import EpisodeError, KnonikError, StorageError
+
+if TYPE_CHECKING:
+    from knonik_assets.ingesting.output import Output
 
 __all__ = ["Planned", "departed", "plan", "refuse_strangers", "remove"]
 
@@ -32,28 +37,39 @@ class Planned:
     """Of the source's episode, where it had to be known for that."""
     error: KnonikError | None
     """Why it cannot even be looked at."""
+    standing: EpisodeMetadata | None = None
+    """The episode in OUT, whole and of this config, where only reading the source tells whether that changed."""
 
 
 def plan(
     source: Source,
     refs: Sequence[EpisodeRef],
-    out: Path,
+    output: Output,
     numbers: Mapping[str, int],
     config_fingerprint: str,
     digests: FileDigests,
 ) -> list[Planned]:
-    """Compare every episode with what stands in OUT; only those that look done are read for their fingerprint."""
+    """Compare every episode with what stands in OUT; only those that look done are read for their fingerprint.
+
+    Those of a remote source are not: what nobody remembers of them, their workers find out.
+    """
     planned = []
+    remote = remote_source(source)
     for ref in refs:
         episode_id = episode_name(numbers[ref.source_id])
-        there = _whole(out / episode_id)
+        there = output.whole(episode_id)
         fingerprint: str | None = None
         error: KnonikError | None = None
         if there is not None and (there.source_id, there.config_fingerprint) != (ref.source_id, config_fingerprint):
             there = None
+        if remote is not None:
+            fingerprint = remote.recall(ref)
+            if fingerprint is None:
+                planned.append(Planned(ref, episode_id, None, None, None, standing=there))
+                continue
         if there is not None:
             try:
-                fingerprint = source.fingerprint(ref, digests)
+                fingerprint = fingerprint or source.fingerprint(ref, digests)
             except KnonikError as found:
                 error = found
             except OSError as found:
@@ -62,19 +78,6 @@ def plan(
                 there = None
         planned.append(Planned(ref, episode_id, there, fingerprint, error))
     return planned
-
-
-def _whole(path: Path) -> EpisodeMetadata | None:
-    """The episode's metadata when it is readable and every file has its size; None where it has to be done again."""
-    try:
-        metadata = read_metadata(path)
-    except EpisodeError:
-        return None
-    for relative, entry in metadata.files.items():
-        file = path / relative
-        if not file.is_file() or file.stat().st_size != entry.bytes:
-            return None
-    return metadata
 
 
 def refuse_strangers(out: Path, planned: Sequence[Planned]) -> None:

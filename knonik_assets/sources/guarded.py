@@ -9,9 +9,11 @@ from types import TracebackType
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache, Source, SourceEpisode
 from knonik_assets.sources.registry import open_source
+from knonik_assets.sources.remote.source import RemoteSource
+from knonik_assets.storage import Place
 from knonik_loader.errors import EpisodeError, KnonikError, SourceError
 
-__all__ = ["GuardedSource", "open_guarded"]
+__all__ = ["GuardedSource", "open_guarded", "remote_source"]
 
 
 class _Told:
@@ -58,8 +60,35 @@ class GuardedSource:
         with _Told(EpisodeError, ref.source_id):
             return self._source.open(ref)
 
+    @property
+    def inner(self) -> Source:
+        """The reader itself."""
+        return self._source
 
-def open_guarded(config: IngestConfig, root: str | Path) -> GuardedSource:
+    def look(self) -> Sequence[EpisodeRef]:
+        """The episodes of a remote dataset as they are now, whatever is remembered; of a local one, as ever."""
+        remote = remote_source(self)
+        if remote is None:
+            return self.episodes()
+        with _Told(SourceError, self._root):
+            found = remote.look()
+        self.warnings = remote.warnings
+        return found
+
+    def close(self) -> None:
+        """Let go of scratch space, where a dataset is staged there; idempotent."""
+        remote = remote_source(self)
+        if remote is not None:
+            remote.close()
+
+
+def remote_source(source: Source) -> RemoteSource | None:
+    """The reader of a remote dataset, if that is what a source is."""
+    inner = source.inner if isinstance(source, GuardedSource) else source
+    return inner if isinstance(inner, RemoteSource) else None
+
+
+def open_guarded(config: IngestConfig, root: str | Path | Place) -> GuardedSource:
     """The reader for a config, for a look at a dataset as a whole.
 
     What no reader expected of a file becomes a `SourceError` of the dataset or an `EpisodeError` of the episode, so

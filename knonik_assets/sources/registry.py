@@ -7,6 +7,7 @@ from pathlib import Path
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import Source
+from knonik_assets.storage import Place
 from knonik_loader.errors import ConfigError
 
 __all__ = ["READABLE", "open_source"]
@@ -96,11 +97,11 @@ READABLE: Mapping[str, Callable[[IngestConfig, Path], Source]] = {
 """Reader by ``dir_type``, with ``data_type`` behind a plus sign for ``episodic``."""
 
 
-def open_source(config: IngestConfig, root: str | Path) -> Source:
-    """The reader for a config, over the raw dataset at ``root``. Opens nothing yet.
+def open_source(config: IngestConfig, root: str | Path | Place) -> Source:
+    """The reader for a config, over the raw dataset at ``root``, a path or a URL. Opens nothing yet.
 
     Raises:
-        ConfigError: this version has no such reader, or the raw data isn't on a local disk.
+        ConfigError: this version has no such reader, or the URL is none.
     """
     family = config.dir_type
     if family == "episodic":
@@ -110,6 +111,9 @@ def open_source(config: IngestConfig, root: str | Path) -> Source:
     reader = READABLE.get(family)
     if reader is None:
         raise ConfigError(f"this version cannot read {family!r} yet; it reads: {', '.join(READABLE)}.")
-    if isinstance(root, str) and "://" in root:
-        raise ConfigError(f"{root}: raw data is read from local disks only in this version.")
-    return reader(config, Path(root))
+    place = Place.of(root, "input")
+    if place.is_remote:
+        from knonik_assets.sources.remote.source import RemoteSource
+
+        return RemoteSource(config, place, reader)
+    return reader(config, place.path)

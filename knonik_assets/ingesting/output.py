@@ -1,0 +1,231 @@
+"""Where a run writes its episodes: a local directory, or a folder of an object store."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
+from knonik_assets.episodes.remote import RemoteEpisodes, describes, download_all, list_remote, remove_remote
+from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.ingesting.lock import OutputLock
+from knonik_assets.ingesting.numbering import NUMBERS
+from knonik_assets.ingesting.planning import remove
+from knonik_assets.storage import LEASE, Lease, ObjectFolder, Place, Room, Scratch
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError, reworded
+
+__all__ = ["LocalOutput", "Output", "RemoteOutput", "check_lease", "open_output"]
+
+_STATE = ".knonik"
+_KEPT_STATE = (NUMBERS, f"{_STATE}/fingerprints.json", "config.json")
+
+
+class Output(ABC):
+    """An output that this run alone writes while its block runs.
+
+    Code that works on a local directory works on ``path``; then it says what changed.
+    """
+
+    where: str
+    """As people name it."""
+    path: Path
+    """The directory; of a remote output, a view of it in scratch: state and what describes the episodes."""
+    url: str | None = None
+    """Of a remote output."""
+    lease: str = ""
+    """Id of this run's lease on a remote output."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """A small file's content, also before the block; None where there is none."""
+
+    @abstractmethod
+    def whole(self, episode_id: str) -> EpisodeMetadata | None:
+        """An episode's metadata where every file of it is there with its size; None where it has to be done again."""
+
+    @abstractmethod
+    def remove(self, episode_id: str) -> None:
+        """Take an episode away."""
+
+    def sent(self, name: str) -> None:  # noqa: B027 - nothing to do for a directory
+        """A file was written at ``path / name``: have it where it belongs, if it is there."""
+
+    def arrived(self, episode_id: str) -> None:  # noqa: B027 - nothing to do for a directory
+        """A worker put an episode in place."""
+
+    def check(self) -> None:  # noqa: B027 - nothing to do for a directory
+        """Is the output still this run's alone?"""
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Errors inside of the block name the output as people do."""
+        yield
+
+
+def open_output(place: Place) -> Output:
+    """The output at a place; nothing is touched before its block begins."""
+    return RemoteOutput(place) if place.is_remote else LocalOutput(place.path)
+
+
+class LocalOutput(Output):
+    """A directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, str(path)
+        self._lock = OutputLock(path)
+
+    def __enter__(self) -> Self:
+        self._lock.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.__exit__(kind, error, trace)
+
+    def read(self, name: str) -> bytes | None:
+        """See `Output.read`."""
+        path = self.path / name
+        with storage_errors("read", path):
+            return path.read_bytes() if path.is_file() else None
+
+    def whole(self, episode_id: str) -> EpisodeMetadata | None:
+        """See `Output.whole`."""
+        path = self.path / episode_id
+        try:
+            metadata = read_metadata(path)
+        except EpisodeError:
+            return None
+        for relative, entry in metadata.files.items():
+            file = path / relative
+            if not file.is_file() or file.stat().st_size != entry.bytes:
+                return None
+        return metadata
+
+    def remove(self, episode_id: str) -> None:
+        """See `Output.remove`."""
+        remove(self.path, episode_id)
+
+
+class RemoteOutput(Output):
+    """A folder of an object store: what workers finish is uploaded, the marker of each episode last.
+
+    Raises:
+        StorageError: another run holds the lease, or the store refuses.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.where, self.url = place, str(place), str(place)
+        self._folder = ObjectFolder(place)
+        self._stack = ExitStack()
+        self._listed = RemoteEpisodes()
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._lease = stack.enter_context(Lease(self._folder))
+            self.lease = self._lease.id
+            self._listed = list_remote(self._folder)
+            for left in self._listed.halves.values():
+                self._folder.delete(one.key for one in left)
+            wanted = [one for key, one in self._listed.others.items() if key in _KEPT_STATE]
+            wanted += [
+                one for files in self._listed.episodes.values() for name, one in files.items() if describes(name)
+            ]
+            size = sum(one.size for one in wanted)
+            room: Room = stack.enter_context(Scratch().room(size, self.where, pinned=True))
+            self.path = room.folder.resolve() / (self.place.name or self.place.bucket)
+            with storage_errors("create", self.path):
+                (self.path / _STATE).mkdir(parents=True)
+            download_all(self._folder, wanted, self.path)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def read(self, name: str) -> bytes | None:
+        """See `Output.read`."""
+        found = self._folder.get(name)
+        return None if found is None else found[0]
+
+    def whole(self, episode_id: str) -> EpisodeMetadata | None:
+        """See `Output.whole`."""
+        files = self._listed.episodes.get(episode_id)
+        if files is None:
+            return None
+        try:
+            metadata = read_metadata(self.path / episode_id)
+        except EpisodeError:
+            return None
+        sizes = {name: one.size for name, one in files.items()}
+        return metadata if all(sizes.get(name) == entry.bytes for name, entry in metadata.files.items()) else None
+
+    def remove(self, episode_id: str) -> None:
+        """See `Output.remove`."""
+        self.check()
+        remove_remote(self._folder, self._listed.episodes.pop(episode_id, {}))
+        remove(self.path, episode_id)
+
+    def sent(self, name: str) -> None:
+        """See `Output.sent`."""
+        path = self.path / name
+        if path.is_file():
+            self.check()
+            self._folder.upload(path, name)
+
+    def arrived(self, episode_id: str) -> None:
+        """See `Output.arrived`."""
+        self.check()
+        objects = [one for one in self._folder.objects(episode_id) if describes(one.key.partition("/")[2])]
+        if not any(one.key == f"{episode_id}/{METADATA}" for one in objects):
+            raise StorageError(
+                f"{self._folder.url(episode_id)} vanished after it was written; does another run delete?"
+            )
+        download_all(self._folder, objects, self.path)
+
+    def check(self) -> None:
+        """See `Output.check`."""
+        if self._lease is not None:
+            self._lease.check()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """See `Output.told`."""
+        try:
+            yield
+        except KnonikError as error:
+            local = str(getattr(self, "path", "")) or "\0"
+            if local not in str(error):
+                raise
+            raise reworded(error, str(error).replace(local, self.where)) from error
+
+
+def check_lease(folder: ObjectFolder, lease: str) -> None:
+    """In a worker: is the output still that run's alone which gave the work?
+
+    Raises:
+        StorageError: another run has taken over.
+    """
+    found = folder.get(LEASE)
+    try:
+        said = json.loads(found[0]) if found is not None else {}
+    except ValueError:
+        said = {}
+    if said.get("id") != lease or said.get("released"):
+        raise StorageError(f"{folder.place} was taken over by another run; this one stops.")

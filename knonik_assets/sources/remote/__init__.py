@@ -1,0 +1,1 @@
+"""Raw datasets in an object store: listed there, staged into scratch space, read by the readers of local files."""

@@ -1,0 +1,205 @@
+"""Raw data and episodes in a bucket: the same bytes as on a disk, nothing read twice, nothing half there."""
+
+import json
+
+import pytest
+
+from knonik_assets.ingest import run
+from knonik_assets.sources.remote import mirror
+from knonik_assets.storage import LEASE, Lease, ObjectFolder
+from knonik_loader.errors import ConfigError, EpisodeError, SourceError, StorageError
+from tests.support.buckets import bucket_tree, folder_at, upload_tree
+from tests.support.road import ingest_config, tree, write_raw
+
+CONFIG = ingest_config(cameras=1)
+REPORTS = ("ingest_report.json",)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write_raw(tmp_path / "stamped", [5, 6, 7], cameras=1)
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "scratch"))
+    yield tmp_path / "scratch"
+    assert not list((tmp_path / "scratch").glob("room-*"))
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """Keys of what is downloaded in this process."""
+    seen = []
+    download = ObjectFolder.download
+
+    def spy(self, key, path, expected=None):
+        seen.append(key)
+        return download(self, key, path, expected)
+
+    monkeypatch.setattr(ObjectFolder, "download", spy)
+    return seen
+
+
+def visible(url):
+    return {key: data for key, data in bucket_tree(url).items() if not key.startswith(".knonik") and key not in REPORTS}
+
+
+def in_parts(url, key, data):
+    """Upload in parts, which gives another etag than in one piece."""
+    import obstore
+
+    folder_at(url).storage.ask(
+        f"{url}/{key}", lambda store, path: obstore.put(store, path, data, use_multipart=True, chunk_size=5 << 20)
+    )
+
+
+def statuses(report):
+    return [outcome.status for outcome in report.episodes]
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+def test_the_same_bytes_from_and_to_a_bucket(raw, tmp_path, s3, engine):
+    local = run(CONFIG, raw, tmp_path / "local", engine="inline")
+    url = upload_tree(raw, f"{s3}/lake/stamped")
+    to_disk = run(CONFIG, url, tmp_path / "from_s3", engine=engine)
+    assert tree(tmp_path / "from_s3") == tree(tmp_path / "local")
+    to_bucket = run(CONFIG, url, f"{s3}/lake/episodes", engine=engine)
+    assert visible(f"{s3}/lake/episodes") == tree(tmp_path / "local")
+    from_disk = run(CONFIG, raw, f"{s3}/other", engine=engine)
+    assert visible(f"{s3}/other") == tree(tmp_path / "local")
+    for report in (to_disk, to_bucket, from_disk):
+        assert (report.frames, report.bytes, report.source_format) == (local.frames, local.bytes, local.source_format)
+    assert to_bucket.output == f"{s3}/lake/episodes"
+    said = json.loads(folder_at(f"{s3}/lake/episodes").read_bytes("ingest_report.json"))
+    assert said["output"] == f"{s3}/lake/episodes"
+    assert not [text for text in map(str, [said, to_disk, from_disk]) if "room-" in text]
+
+
+@pytest.mark.parametrize("output", ["disk", "bucket"])
+def test_only_what_is_new_or_changed_is_downloaded(raw, tmp_path, s3, downloads, output):
+    out = str(tmp_path / "out") if output == "disk" else f"{s3}/episodes"
+    url = upload_tree(raw, f"{s3}/raw")
+
+    def again():
+        downloads.clear()
+        report = run(CONFIG, url, out, engine="inline")
+        return statuses(report), [key for key in downloads if key.endswith(".hdf5")]
+
+    first = [f"episode_{number}.hdf5" for number in range(3)]
+    assert again() == (["written"] * 3, first)
+    assert again() == (["skipped"] * 3, [])
+    write_raw(raw, [5, 6, 7, 8], cameras=1)
+    upload_tree(raw / "episode_3.hdf5", f"{url}/episode_3.hdf5")
+    assert again() == (["skipped"] * 3 + ["written"], ["episode_3.hdf5"])
+    write_raw(raw, [5, 9], cameras=1)
+    upload_tree(raw / "episode_1.hdf5", f"{url}/episode_1.hdf5")
+    assert again() == (["skipped", "written", "skipped", "skipped"], ["episode_1.hdf5"])
+    assert again() == (["skipped"] * 4, [])
+
+
+def test_other_etags_over_the_same_content_cost_a_download_and_no_more(raw, s3, downloads):
+    url = upload_tree(raw, f"{s3}/raw")
+    run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    before = visible(f"{s3}/episodes")
+    folder = folder_at(url)
+    etag = folder.head("episode_1.hdf5").etag
+    data = (raw / "episode_1.hdf5").read_bytes()
+    in_parts(url, "episode_1.hdf5", data)
+    assert folder.head("episode_1.hdf5").etag != etag
+    downloads.clear()
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert statuses(report) == ["skipped"] * 3
+    assert [key for key in downloads if key.endswith(".hdf5")] == ["episode_1.hdf5"]
+    assert visible(f"{s3}/episodes") == before
+    downloads.clear()
+    run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert not [key for key in downloads if key.endswith(".hdf5")]
+
+
+def test_a_file_that_is_replaced_while_it_is_read_fails_its_episode_alone(raw, s3, monkeypatch):
+    url = upload_tree(raw, f"{s3}/raw")
+    stage = mirror.Mirror.stage
+
+    def replaced_first(self, objects):
+        objects = list(objects)
+        if [one.key for one in objects] == ["episode_1.hdf5"]:
+            folder_at(url).put_bytes("episode_1.hdf5", (raw / "episode_2.hdf5").read_bytes())
+        stage(self, objects)
+
+    monkeypatch.setattr(mirror.Mirror, "stage", replaced_first)
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert statuses(report) == ["written", "failed", "written"]
+    assert f"{url}/episode_1.hdf5 was replaced since" in report.failed[0].reason
+    assert not folder_at(f"{s3}/episodes").objects("episode_000001")
+
+
+def test_an_episode_larger_than_scratch_fails_alone(raw, s3, monkeypatch):
+    write_raw(raw, [5, 60], cameras=1)
+    url = upload_tree(raw, f"{s3}/raw")
+    sizes = sorted(one.size for one in folder_at(url).objects())
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(sizes[-1] - 1))
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert statuses(report) == ["written", "failed", "written"]
+    assert f"needs {sizes[-1]:,} bytes" in report.failed[0].reason
+    assert "KNONIK_SCRATCH_BYTES" in report.failed[0].reason
+
+
+def test_a_family_whose_episodes_share_files_has_to_fit_as_a_whole(raw, tmp_path, s3, monkeypatch):
+    url = upload_tree(raw, f"{s3}/raw")
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "1000")
+    config = {"dir_type": "hdf5", "demos": "observations"}
+    with pytest.raises(StorageError, match=r"share files.*needs [0-9,]+ bytes.*KNONIK_SCRATCH_BYTES allows 1,000"):
+        run(config, url, tmp_path / "out", engine="inline")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_run_at_a_time(raw, s3):
+    out = folder_at(f"{s3}/episodes")
+    with Lease(out, command="another ingest"), pytest.raises(StorageError, match="another ingest"):
+        run(CONFIG, raw, f"{s3}/episodes", engine="inline")
+    assert [one.key for one in out.objects()] == [LEASE]
+    run(CONFIG, raw, f"{s3}/episodes", engine="inline")
+
+
+def test_prune(raw, s3):
+    url = upload_tree(raw, f"{s3}/raw")
+    run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    folder_at(url).delete(["episode_1.hdf5"])
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert "1 episodes in the output are no longer in the source (episode_000001)" in report.warnings[0]
+    assert folder_at(f"{s3}/episodes").objects("episode_000001")
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline", prune=True)
+    assert report.pruned == ["episode_000001"]
+    assert not folder_at(f"{s3}/episodes").objects("episode_000001")
+    assert statuses(report) == ["skipped", "skipped"]
+
+
+def test_mistakes_in_the_call(raw, tmp_path, s3):
+    with pytest.raises(SourceError, match="no object of this name and none below it"):
+        run(CONFIG, f"{s3}/nothing", tmp_path / "out")
+    with pytest.raises(ConfigError, match="lies inside input"):
+        run(CONFIG, f"{s3}/raw", f"{s3}/raw/episodes")
+    with pytest.raises(ConfigError, match="known schemes"):
+        run(CONFIG, "ftp://host/raw", tmp_path / "out")
+    with pytest.raises(StorageError, match="bucket"):
+        run(CONFIG, "s3://no-such-bucket-here/raw", tmp_path / "out")
+    layout = {**CONFIG, "layout": {"images": {"x": {"key": "observations.images.nowhere"}}}}
+    url = upload_tree(raw, f"{s3}/raw")
+    with pytest.raises(SourceError, match="nowhere") as caught:
+        run(layout, url, f"{s3}/episodes", engine="inline")
+    assert f"{url}/episode_0.hdf5" in str(caught.value)
+    assert not folder_at(f"{s3}/episodes").objects()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dead_file_is_named_by_its_url(raw, s3):
+    url = upload_tree(raw, f"{s3}/raw")
+    folder_at(url).put_bytes("episode_1.hdf5", b"no HDF5")
+    report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert statuses(report) == ["written", "failed", "written"]
+    assert f"{url}/episode_1.hdf5" in report.failed[0].reason
+    folder_at(url).put_bytes("episode_0.hdf5", b"no HDF5")
+    folder_at(url).put_bytes("episode_2.hdf5", b"no HDF5")
+    with pytest.raises(EpisodeError, match="no episode of"):
+        run(CONFIG, url, f"{s3}/others", engine="inline")
