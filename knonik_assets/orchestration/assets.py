@@ -8,10 +8,11 @@ import dagster as dg
 
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, observation, plain_failures
+from knonik_assets.orchestration.freshness import freshness_policy
 from knonik_assets.orchestration.inputs import ANNOUNCED, SEEN, input_key, listing
 from knonik_assets.orchestration.raw import RawFacts, observe
-from knonik_assets.orchestration.show import card_metadata, episode_pictures, table
+from knonik_assets.orchestration.show import card_metadata, episode_pictures, stream_table, table
 from knonik_assets.quality.finding import size_text
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def episode_assets(
     cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
 ) -> list[dg.AssetsDefinition]:
     """``raw_dataset``, ``ingested_episodes`` and ``dataset_config`` over these cards."""
+    fresh = freshness_policy(cards)
 
     @dg.asset(
         partitions_def=partitions,
@@ -38,6 +40,7 @@ def episode_assets(
         group_name="episodes",
         kinds={"file"},
         owners=owners,
+        freshness_policy=fresh,
         metadata={"cards": _card_table(cards)},
     )
     def raw_dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
@@ -62,6 +65,7 @@ def episode_assets(
         group_name="episodes",
         kinds={"python"},
         owners=owners,
+        freshness_policy=fresh,
         automation_condition=WHEN_NEW,
     )
     def ingested_episodes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
@@ -77,6 +81,7 @@ def episode_assets(
         group_name="episodes",
         kinds={"json"},
         owners=owners,
+        freshness_policy=fresh,
         automation_condition=WHEN_NEW,
     )
     def dataset_config(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
@@ -101,16 +106,16 @@ def _card_table(cards: CardFolder) -> dg.TableMetadataValue:
 
 def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
     return {
-        **card_metadata(card),
-        "raw": dg.MetadataValue.path(str(card.raw)),
         "source_format": facts.source_format,
         "episodes": len(facts.episodes),
         "files": facts.files,
         "bytes": facts.bytes,
         "size": size_text(facts.bytes),
-        "fingerprint": facts.fingerprint,
         "streams": table(facts.streams),
         **({"problem": facts.problem or facts.layout_problem} if facts.problem or facts.layout_problem else {}),
+        "raw": dg.MetadataValue.path(str(card.raw)),
+        "fingerprint": facts.fingerprint,
+        **card_metadata(card),
     }
 
 
@@ -127,7 +132,7 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
         engine=card.engine,
         dataset_config=False,
         ray_options=card.ray,
-        progress=LogProgress(context.log),
+        progress=LogProgress(context.log, report=observation(context)),
     )
     for warning in report.warnings:
         context.log.warning(warning)
@@ -148,8 +153,12 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
         context.log.warning("%s is bad: %s", name, reason)
     return dg.MaterializeResult(
         metadata={
-            **_episode_metadata(card, report, rows, quality, path),
-            "expectations": dg.MetadataValue.url(page.as_uri()),
+            **_episode_metadata(card, report, rows, quality),
+            "quality": dg.MetadataValue.path(str(path)),
+            # a path to be copied: browsers follow no link from a server's page to a file
+            "expectations": dg.MetadataValue.path(str(page)),
+            "folder": dg.MetadataValue.path(str(card.episodes)),
+            **card_metadata(card),
         },
         data_version=dg.DataVersion(_version(card.episodes, rows, quality)),
     )
@@ -181,16 +190,16 @@ def _version(folder: Path, rows: list["EpisodeRow"], quality: "Quality") -> str:
 
 
 def _episode_metadata(
-    card: DatasetCard, report: "IngestReport", rows: list["EpisodeRow"], quality: "Quality", judged: Path
+    card: DatasetCard, report: "IngestReport", rows: list["EpisodeRow"], quality: "Quality"
 ) -> dict[str, Any]:
     bad = quality.bad
-    shown = [*list(bad)[:2], *[row.episode for row in rows if row.episode not in bad][:1]]
+    good = [row.episode for row in rows if row.episode not in bad]
+    shown = {**dict(list(bad.items())[:2]), **dict.fromkeys(good[:1], "")}
     frames = sum(row.frames for row in rows)
     # bad and remarkable episodes first: a table of many rows is cut off
     listed = sorted(rows, key=lambda row: (row.episode not in bad, not quality.episodes[row.episode].reasons))
     return {
-        **card_metadata(card),
-        "folder": dg.MetadataValue.path(str(card.episodes)),
+        **episode_pictures(card.episodes, shown),
         "episodes": len(rows),
         "bad_episodes": len(bad),
         "written": len(report.written),
@@ -201,10 +210,28 @@ def _episode_metadata(
         "bytes": sum(row.bytes for row in rows),
         "seconds": round(report.seconds, 2),
         "frames_per_second": round(report.frames / report.seconds, 1) if report.frames and report.seconds else 0.0,
+        "minutes_recorded": round(sum(row.seconds or 0 for row in rows) / 60, 2),
         "episode_table": table([_shown_row(row, quality) for row in listed]),
-        "quality": dg.MetadataValue.path(str(judged)),
-        **episode_pictures(card.episodes, shown),
+        **(stream_table(card.episodes, good[0], card.config.get("roles") or {}) if good else {}),
+        "checks": table(_check_rows(card, quality)),
     }
+
+
+def _check_rows(card: DatasetCard, quality: "Quality") -> list[dict[str, Any]]:
+    """What was asked of every episode, the failed checks first."""
+    from knonik_assets.quality.expectations import limits_text
+
+    said = limits_text(card.checks)
+    rows = [
+        {
+            "check": name,
+            "asks": said.get(name, ""),
+            "episodes_that_fail": len(check.offenders),
+            "then": "the episode is bad" if check.severity == "error" else "it is reported",
+        }
+        for name, check in quality.checks.items()
+    ]
+    return sorted(rows, key=lambda row: not row["episodes_that_fail"])
 
 
 def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
@@ -218,8 +245,7 @@ def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
         "seconds": row.seconds,
         "max_gap": row.max_gap,
         "jitter": row.jitter,
-        "bytes": row.bytes,
-        "streams": row.streams,
+        "size": size_text(row.bytes),
     }
 
 

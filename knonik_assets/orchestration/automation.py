@@ -8,6 +8,7 @@ import dagster as dg
 
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
+from knonik_assets.orchestration.inputs import run_tags
 from knonik_assets.orchestration.packed_assets import asset_name
 from knonik_loader.errors import ConfigError
 
@@ -75,6 +76,6 @@ def _schedule(schedule: str, card: DatasetCard, cron: str, cards: CardFolder) ->
             return dg.SkipReason(f"{name} asks for no packed profile")
         # the key makes a tick that is evaluated twice start one run
         key = f"{name} {context.scheduled_execution_time.isoformat()}"
-        return dg.RunRequest(run_key=key, partition_key=name, tags={"dataset": name, **current.tags})
+        return dg.RunRequest(run_key=key, partition_key=name, tags=run_tags(current))
 
     return repack

@@ -110,7 +110,7 @@ def _checks(
                         check_name=name,
                         severity=severity,
                         description=found.message,
-                        metadata={"details": table(found.table)} if found.table else {},
+                        metadata={**found.numbers, **({"details": table(found.table)} if found.table else {})},
                     )
 
     return checks
@@ -134,28 +134,34 @@ def _raw(card: DatasetCard) -> Answers:
 
 
 def _episodes(card: DatasetCard) -> Answers:
+    from knonik_assets.quality.expectations import limits_text
     from knonik_assets.quality.judge import read_quality
 
     quality = read_quality(card.episodes)
+    asked = limits_text(quality.thresholds)
     ours, out = excluded(card), left_out(card)
     any_good = any(name not in out for name in quality.episodes)
 
     def answer(name: str) -> tuple[dg.AssetCheckSeverity, Callable[[], Finding]]:
         check = quality.checks[name]
         blocks = check.severity == "error" and (card.on_bad_episode == "block" or not any_good)
-        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, ours, len(quality.episodes))
+        count = len(quality.episodes)
+        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, ours, count, asked[name])
 
     return {name: answer(name) for name in EPISODE_CHECKS}
 
 
-def _episode_finding(card: DatasetCard, check: "CheckOutcome", ours: Collection[str], count: int) -> Finding:
+def _episode_finding(
+    card: DatasetCard, check: "CheckOutcome", ours: Collection[str], count: int, asked: str
+) -> Finding:
     """Offenders that the card doesn't exclude itself."""
     offenders = {name: said for name, said in check.offenders.items() if name not in ours}
+    numbers: dict[str, int | float | str] = {"asks": asked, "episodes": count, "episodes_that_fail": len(offenders)}
     if not offenders:
-        return Finding(True, f"{count} episodes are fine")
+        return Finding(True, f"{count} episodes are fine", numbers=numbers)
     then = "left out of the packs" if check.severity == "error" and card.on_bad_episode == "exclude" else "reported"
     rows = [{"episode": name, "reason": said} for name, said in offenders.items()]
-    return Finding(False, f"{some([f'{name}: {said}' for name, said in offenders.items()])} ({then})", rows)
+    return Finding(False, f"{some([f'{name}: {said}' for name, said in offenders.items()])} ({then})", rows, numbers)
 
 
 def _config(card: DatasetCard) -> Answers:

@@ -23,6 +23,7 @@ from knonik_assets.configs.cards import scan_cards
 from knonik_assets.orchestration.automation import BUILD_JOB
 from knonik_assets.orchestration.definitions import build_definitions
 from knonik_assets.orchestration.demo_loading import Loaded, bare_jpeg_rate, load, sample_jpegs, save_strip
+from knonik_assets.orchestration.inputs import run_tags
 from knonik_assets.quality.finding import size_text
 from knonik_loader.errors import KnonikError
 
@@ -94,7 +95,7 @@ def _materialise(card: DatasetCard, console: Console) -> bool:
             partition_key=card.name,
             raise_on_error=False,
             run_config={"loggers": {"story": {}}},  # in place of Dagster's own, which prints every event
-            tags={"dataset": card.name, **card.tags},
+            tags=run_tags(card),
         )
     return bool(result.success)
 

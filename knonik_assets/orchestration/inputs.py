@@ -28,6 +28,7 @@ __all__ = [
     "input_key",
     "input_versions",
     "listing",
+    "run_tags",
 ]
 
 ANNOUNCED = "card_versions"
@@ -118,15 +119,28 @@ def announcer(cards: CardFolder) -> dg.ResourceDefinition:
     @dg.resource(description="Reports what the card and the raw files are like when a run begins.")
     def card_versions(context: dg.InitResourceContext) -> None:
         name = context.run.tags.get("dagster/partition") if context.run is not None else None
-        if name is None or context.instance is None:
+        if name is None or context.run is None or context.instance is None:
             return
         try:
             card = cards.card(name)
         except ConfigError:
             return  # the assets fail with what is wrong with it
+        _tag(context.instance, context.run, card)
         announce(context.instance, card)
 
     return card_versions
+
+
+def _tag(instance: dg.DagsterInstance, run: dg.DagsterRun, card: DatasetCard) -> None:
+    """Give a run that was started by hand the tags that schedules and the sensor give theirs."""
+    missing = {key: value for key, value in run_tags(card).items() if key not in run.tags}
+    if missing and instance.has_run(run.run_id):
+        instance.add_run_tags(run.run_id, missing)
+
+
+def run_tags(card: DatasetCard) -> dict[str, str]:
+    """What runs of a dataset are found by in the UI."""
+    return {"dataset": card.name, **card.tags}
 
 
 def _digest(block: Any) -> str:  # noqa: ANN401 - values of a card

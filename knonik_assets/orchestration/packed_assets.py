@@ -10,9 +10,10 @@ import dagster as dg
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, left_out
-from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, plain_failures
+from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, observation, plain_failures
+from knonik_assets.orchestration.freshness import freshness_policy
 from knonik_assets.orchestration.inputs import ANNOUNCED, input_key
-from knonik_assets.orchestration.show import card_metadata, table
+from knonik_assets.orchestration.show import card_metadata, compression_table, packed_picture, table
 from knonik_assets.quality.finding import size_text
 from knonik_loader.khlp.types import StorageProfile
 
@@ -58,6 +59,7 @@ def _packed_asset(
         # different partitions definitions can't run in one job, so every card is a partition of every profile
         output_required=False,
         automation_condition=WHEN_NEW,
+        freshness_policy=freshness_policy(cards, profile),
     )
     def packed(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster wants no iterator type here
         with plain_failures():
@@ -93,7 +95,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
             ray_options=card.ray,
             exclude=out,
             overwrite=True,
-            progress=LogProgress(context.log),
+            progress=LogProgress(context.log, report=observation(context)),
             **options,
         )[0]
     seconds = time.perf_counter() - started
@@ -109,12 +111,13 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
         context.log.info("nothing changed: generation %d stays", dataset.manifest.generation)
     return dg.MaterializeResult(
         metadata={
-            **card_metadata(card),
             **_packed_metadata(dataset, out),
             "unchanged": unchanged,
             **({"collected": ", ".join(str(each.generation) for each in collected)} if collected else {}),
             "seconds": round(seconds, 2),
             **({} if unchanged else {"frames_per_second": round(_pictures(dataset) / seconds, 1)}),
+            "manifest": dg.MetadataValue.path(str(dataset.path)),
+            **card_metadata(card),
         },
         data_version=dg.DataVersion(dataset.manifest.digest()),
     )
@@ -174,21 +177,11 @@ def _packed_metadata(dataset: "PackedDataset", out: dict[str, str]) -> dict[str,
         for stream in manifest.streams
         if stream.kind == "rgb"
     )
-    streams = [
-        {
-            "stream": entry.info().key,
-            "codec": entry.codec,
-            "shape": " x ".join(map(str, entry.shape)),
-            "dtype": entry.dtype,
-            "psnr_y_db": entry.psnr_y,
-        }
-        for entry in manifest.streams
-    ]
     return {
-        "manifest": dg.MetadataValue.path(str(dataset.path)),
+        **packed_picture(dataset),
         "generation": manifest.generation,
         "episodes": manifest.num_episodes,
-        "left_out": table([{"episode": name, "reason": reason} for name, reason in out.items()]),
+        **({"left_out": table([{"episode": name, "reason": said} for name, said in out.items()])} if out else {}),
         "frames": manifest.num_frames,
         "shards": manifest.num_shards,
         "files": manifest.num_hlps,
@@ -196,6 +189,6 @@ def _packed_metadata(dataset: "PackedDataset", out: dict[str, str]) -> dict[str,
         "size": size_text(dataset.bytes),
         "bytes_per_frame": round(dataset.bytes / max(manifest.num_frames, 1)),
         "compression": round(raw / dataset.bytes, 2) if raw else 1.0,
-        "streams": table(streams),
+        "streams": compression_table(dataset),
         "splits": ", ".join(f"{name} {share:g}" for name, share in manifest.splits.items()) or "none",
     }

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+import numpy as np
 
 from knonik_assets.configs.card import DatasetCard
 
-__all__ = ["MAX_ROWS", "card_metadata", "episode_pictures", "table"]
+if TYPE_CHECKING:
+    from knonik_assets.quality.packed import PackedDataset
+
+__all__ = [
+    "MAX_ROWS",
+    "card_metadata",
+    "compression_table",
+    "episode_pictures",
+    "packed_picture",
+    "stream_table",
+    "table",
+]
 
 MAX_ROWS = 100
 """Rows of a table in the event log at most; the files hold the rest."""
@@ -50,21 +64,95 @@ def card_metadata(card: DatasetCard) -> dict[str, Any]:
     return said
 
 
-def episode_pictures(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Film strip and plot of each of these episodes, as Markdown; those that cannot be drawn are left out."""
+def episode_pictures(folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
+    """Film strips and plots as Markdown.
+
+    Args:
+        folder: of the episodes.
+        shown: episode → what is said above its pictures; those that cannot be drawn are left out.
+    """
     from knonik_assets.episodes.reader import EpisodeReader
     from knonik_assets.quality.pictures import episode_plot, episode_strip, markdown_image
     from knonik_loader.errors import EpisodeError, StorageError
 
-    shown: dict[str, Any] = {}
-    for name in names:
+    strips, plots = [], []
+    for name, said in shown.items():
         try:
             reader = EpisodeReader(folder / name)
             strip, plot = episode_strip(reader, frames=6, width=150), episode_plot(reader)
         except (EpisodeError, StorageError):
             continue  # damaged: the checks say so, and there is nothing to show
+        words = f"**{name}**: {said}\n\n" if said else ""
         if strip is not None:
-            shown[f"film_strip_{name}"] = dg.MetadataValue.md(markdown_image(strip, f"film strip of {name}"))
+            strips.append(words + markdown_image(strip, f"film strip of {name}"))
         if plot is not None:
-            shown[f"plot_{name}"] = dg.MetadataValue.md(markdown_image(plot, f"state and action of {name}"))
-    return shown
+            plots.append(words + markdown_image(plot, f"state and action of {name}"))
+    pictures = {"film_strips": strips, "state_and_action": plots}
+    return {key: dg.MetadataValue.md("\n\n".join(each)) for key, each in pictures.items() if each}
+
+
+def packed_picture(dataset: PackedDataset) -> dict[str, Any]:
+    """A film strip of moments all over a packed dataset, as a loader decodes them; nothing where it has no camera."""
+    from knonik_assets.quality.pictures import markdown_image, packed_strip
+
+    strip = packed_strip(dataset.path, dataset.manifest.dataset, frames=6, width=150)
+    return {} if strip is None else {"film_strip": dg.MetadataValue.md(markdown_image(strip, "film strip of the pack"))}
+
+
+def stream_table(folder: Path, name: str, bound: Mapping[str, str]) -> dict[str, Any]:
+    """What the streams of an episode are; nothing where it is damaged.
+
+    Args:
+        folder: of the episodes.
+        name: of the episode.
+        bound: role → stream, as the card says, over what the episode says itself.
+    """
+    from knonik_assets.episodes.reader import EpisodeReader
+    from knonik_loader.errors import EpisodeError, StorageError
+
+    try:
+        reader = EpisodeReader(folder / name)
+        meta = reader.metadata
+        roles = {stream: role for role, stream in {**meta.stream_roles, **bound}.items()}
+        rows = [
+            {"stream": each, "kind": "rgb", "shape": f"{info.height} x {info.width} x 3", "stored_as": info.codec}
+            for each in meta.rgb_streams
+            for info in [reader.rgb_info(each)]
+        ]
+        for each in meta.depth_streams:
+            height, width = reader.depth_shape(each)
+            rows.append({"stream": each, "kind": "depth", "shape": f"{height} x {width}", "stored_as": "uint16"})
+        for each in meta.numeric_streams:
+            size = str(reader.numeric(each).shape[1])
+            rows.append({"stream": each, "kind": roles.get(each, "numeric"), "shape": size, "stored_as": "float32"})
+    except (EpisodeError, StorageError):
+        return {}
+    return {"streams": table(rows)}
+
+
+def compression_table(dataset: PackedDataset) -> dg.TableMetadataValue:
+    """Bytes of every stream before and after packing, with what became of its pictures."""
+    from knonik_assets.packing.stored import stream_bytes
+    from knonik_assets.quality.finding import size_text
+
+    packed: Counter[str] = Counter()
+    for index, _ in dataset.opened():
+        packed.update(stream_bytes(index))
+    total = max(sum(packed.values()), 1)
+    rows = []
+    for entry in dataset.manifest.streams:
+        key = entry.info().key
+        raw = dataset.manifest.num_frames * math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
+        rows.append(
+            {
+                "stream": key,
+                "codec": entry.codec,
+                "frame": f"{' x '.join(map(str, entry.shape))} {entry.dtype}",
+                "raw": size_text(raw),
+                "packed": size_text(packed[key]),
+                "times_smaller": round(raw / packed[key], 1) if packed[key] else None,
+                "percent_of_pack": round(100 * packed[key] / total, 1),
+                "psnr_y_db": entry.psnr_y,
+            }
+        )
+    return table(rows)

@@ -9,7 +9,7 @@ import dagster as dg
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder, scan_cards
 from knonik_assets.orchestration.automation import BUILD_JOB
-from knonik_assets.orchestration.inputs import SEEN, announce, listing
+from knonik_assets.orchestration.inputs import SEEN, announce, listing, run_tags
 
 __all__ = ["watch_sensor"]
 
@@ -71,5 +71,4 @@ def _built_from(instance: dg.DagsterInstance, card: DatasetCard) -> str | None:
 
 def _request(card: DatasetCard, now: str) -> dg.RunRequest:
     # the key makes one state of the folder start one run, also when that run fails
-    tags = {"dataset": card.name, **card.tags}
-    return dg.RunRequest(run_key=f"{card.name} raw {now}", partition_key=card.name, tags=tags)
+    return dg.RunRequest(run_key=f"{card.name} raw {now}", partition_key=card.name, tags=run_tags(card))

@@ -16,7 +16,7 @@ from knonik_assets.quality.examine import EpisodeRow
 if TYPE_CHECKING:
     import great_expectations as gx
 
-__all__ = ["COLUMNS", "REPORT", "offenders", "write_report"]
+__all__ = ["COLUMNS", "REPORT", "limits_text", "offenders", "write_report"]
 
 REPORT = "quality.html"
 
@@ -72,12 +72,23 @@ def write_report(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresho
     return write_whole(path, page.encode())
 
 
-def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.ExpectationSuite:
-    import great_expectations as gx
-    from great_expectations import expectations as gxe
+def limits_text(thresholds: CheckThresholds) -> dict[str, str]:
+    """Check → what it asks of an episode, in words: its columns and their limits."""
+    said = {
+        "every_raw_episode_present": "every recording became an episode",
+        "same_shape": "streams as in most episodes",
+        "no_duplicates": "no content twice",
+    }
+    for check, column, limit in _limits(thresholds):
+        (bound, value), *_ = limit.items()
+        words = f"{column} at {'least' if bound == 'min_value' else 'most'} {value:g}"
+        said[check] = f"{said[check]}, {words}" if check in said else words
+    return said
 
-    usual = Counter(row.streams for row in rows if row.streams).most_common(1)
-    limits: list[tuple[str, str, dict[str, float]]] = [
+
+def _limits(thresholds: CheckThresholds) -> list[tuple[str, str, dict[str, float]]]:
+    """Check, column of the episode table, and between what its values lie."""
+    return [
         ("has_frames", "frames", {"min_value": thresholds.min_frames}),
         ("timestamps_increase", "backward_steps", {"max_value": 0}),
         ("no_gaps", "max_gap", {"max_value": thresholds.max_gap}),
@@ -91,9 +102,16 @@ def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.Expect
         ("action_follows_state", "offset", {"max_value": thresholds.max_offset}),
         ("checksums", "damaged_files", {"max_value": 0}),
     ]
+
+
+def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.ExpectationSuite:
+    import great_expectations as gx
+    from great_expectations import expectations as gxe
+
+    usual = Counter(row.streams for row in rows if row.streams).most_common(1)
     wanted: list[Any] = [
         gxe.ExpectColumnValuesToBeBetween(column=column, meta={"check": check}, **limit)
-        for check, column, limit in limits
+        for check, column, limit in _limits(thresholds)
     ]
     wanted.append(gxe.ExpectColumnValuesToBeNull(column="duplicate_of", meta={"check": "no_duplicates"}))
     if usual:

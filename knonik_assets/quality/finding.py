@@ -18,6 +18,8 @@ class Finding:
     message: str
     table: list[dict[str, Any]] = field(default_factory=list)
     """Rows to show beside the message."""
+    numbers: dict[str, int | float | str] = field(default_factory=dict)
+    """Facts beside it; numbers become curves over the runs."""
 
 
 def some(items: list[str]) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_loader.errors import DecodeError, FormatError, StorageError
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
 
-__all__ = ["draw_strip", "episode_plot", "episode_strip", "markdown_image", "png"]
+__all__ = ["draw_strip", "episode_plot", "episode_strip", "markdown_image", "packed_strip", "png"]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (33, 37, 41), (134, 142, 150)
 _PAD = 4
@@ -80,6 +82,32 @@ def episode_strip(reader: EpisodeReader, *, frames: int = 8, width: int = 160) -
     told = reader.language()
     title = f"{reader.path.name}, {reader.length} frames" + (f": {told.instruction}" if told else "")
     return draw_strip(rows, [f"{rank}  ({times[rank] - times[0]:.2f} s)" for rank in ranks], title=title, width=width)
+
+
+def packed_strip(manifest: Path, title: str, *, frames: int = 6, width: int = 160) -> Image.Image | None:
+    """A film strip of moments all over a packed dataset, decoded from it; None where nothing can be seen.
+
+    Args:
+        manifest: of the dataset.
+        title: what stands above everything.
+        frames: columns at most.
+        width: of one picture, in pixels.
+    """
+    from knonik_assets.packing.album import PackedAlbum, moments
+    from knonik_assets.packing.existing import read_manifest
+
+    try:
+        album = PackedAlbum([manifest.parent / entry.uri for entry in read_manifest(manifest).hlps])
+        chosen = moments(album, frames)
+        seen = [album.pictures(moment) for moment in chosen]
+    except (DecodeError, FormatError, StorageError):
+        return None  # the checks say what is damaged
+    rows: dict[str, list[npt.NDArray[np.uint8]]] = {}
+    for key in seen[0] if seen else ():
+        found = [pictures[key] for pictures in seen]
+        rows[key] = _depth_pictures(found) if found[0].ndim == 2 else found
+    columns = [f"{moment.episode[-10:]} : {moment.frame}" for moment in chosen]
+    return draw_strip(rows, columns, title=title, width=width) if rows else None
 
 
 def episode_plot(reader: EpisodeReader) -> bytes | None:

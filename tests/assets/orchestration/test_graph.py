@@ -78,6 +78,32 @@ def test_every_asset_and_check_has_the_cards_as_partitions(repository):
         assert graph.get(key).partitions_def.get_partition_keys() == ["one", "two"]
 
 
+def test_what_every_asset_says_about_itself(repository):
+    """Code version, kinds, pool and retries: a change of one of these is meant, and seen here."""
+    graph = repository.asset_graph
+    said = {}
+    for name in MADE:
+        node = graph.get(dg.AssetKey(name))
+        step = repository.assets_defs_by_key[dg.AssetKey(name)].op
+        retries = step.retry_policy.max_retries if step.retry_policy else 0
+        said[name] = (node.code_version, sorted(node.kinds), step.pool, retries)
+    assert said == {
+        "raw_dataset": ("1", ["file"], None, 0),
+        "ingested_episodes": ("1", ["python"], "ingest", 3),
+        "dataset_config": ("1", ["json"], None, 0),
+        "khlp_compact_video": ("1", ["khlp"], "pack", 3),
+        "khlp_training_compressed": ("1", ["khlp"], "pack", 3),
+        "khlp_training_fast": ("1", ["khlp"], "pack", 3),
+    }
+
+
+def test_every_check_says_what_it_asks(repository):
+    graph = repository.asset_graph
+    checks = [graph.get(key) for key in graph.asset_check_keys]
+    assert len(checks) == 3 + len(EPISODE_CHECKS) + 3 + 3 * len(PACKED_CHECKS)
+    assert all(check.description.endswith(".") for check in checks)
+
+
 def test_which_checks_block(repository):
     graph = repository.asset_graph
     loose = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from knonik_assets.configs.card import EPISODE_CHECKS
 from knonik_loader import ShardedDataLoader
 from tests.assets.orchestration.conftest import PACK, checks_of, failed, materialised
 from tests.support.stamps import read_stamp
@@ -49,20 +50,37 @@ def test_a_card_becomes_three_datasets_that_load(workshop, instance):
 
 
 def test_what_a_run_shows(workshop, instance):
-    workshop.card()
+    workshop.card(PACK + "config: {roles: {state: state, action: action}}\n")
     workshop.record(0)
     made = materialised(workshop.build(instance))
     raw, episodes, packed = (made[name].metadata for name in ("raw_dataset", "ingested_episodes", "khlp_training_fast"))
     assert raw["episodes"].value == 1
     assert len(raw["streams"].records) == 4
-    assert episodes["film_strip_episode_000000"].value.startswith(
-        "![film strip of episode_000000](data:image/jpeg;base64,"
-    )
-    assert episodes["plot_episode_000000"].value.startswith(
-        "![state and action of episode_000000](data:image/png;base64,"
-    )
+    assert [next(iter(metadata)) for metadata in (raw, episodes, packed)] == [
+        "source_format",
+        "film_strips",
+        "film_strip",
+    ]
+    assert episodes["film_strips"].value.startswith("![film strip of episode_000000](data:image/jpeg;base64,")
+    assert episodes["state_and_action"].value.startswith("![state and action of episode_000000](data:image/png;base64,")
     assert episodes["episode_table"].records[0].data["verdict"] == "ok"
     assert episodes["frames"].value == 12
+    assert [(row.data["stream"], row.data["kind"], row.data["shape"]) for row in episodes["streams"].records] == [
+        ("cam_0", "rgb", "96 x 96 x 3"),
+        ("cam_1", "rgb", "96 x 96 x 3"),
+        ("state", "state", "4"),
+        ("action", "action", "4"),
+    ]
+    asked = {row.data["check"]: row.data["asks"] for row in episodes["checks"].records}
+    assert set(asked) == set(EPISODE_CHECKS)
+    assert asked["no_gaps"] == "max_gap at most 1.5"
+    assert asked["cameras_alive"] == "dimmest at least 16, frozen at most 0.5"
+    assert packed["film_strip"].value.startswith("![film strip of the pack](data:image/jpeg;base64,")
+    rgb, _, numbers, _ = (row.data for row in packed["streams"].records)
+    assert (rgb["stream"], rgb["raw"], rgb["frame"]) == ("rgb_cam_0", "331.8 KB", "96 x 96 x 3 uint8")
+    assert rgb["times_smaller"] > 1
+    assert (numbers["raw"], numbers["packed"], numbers["times_smaller"]) == ("192 B", "192 B", 1.0)
+    assert sum(row.data["percent_of_pack"] for row in packed["streams"].records) == pytest.approx(100, abs=0.2)
     assert packed["manifest"].value == str(workshop.packed / "training_fast" / "hlp_manifest.json")
     assert packed["generation"].value == 1
     assert packed["frames_per_second"].value > 0
@@ -168,6 +186,44 @@ def test_a_repaired_recording_heals_with_one_run(workshop, instance):
     made = materialised(result)
     assert made["ingested_episodes"].metadata["written"].value == 1
     assert made["khlp_training_fast"].metadata["episodes"].value == 2
+
+
+def test_the_pictures_of_a_bad_episode_come_first_and_say_why(workshop, instance):
+    workshop.card()
+    workshop.record(0)
+    workshop.record(1, change=freeze)
+    shown = materialised(workshop.build(instance))["ingested_episodes"].metadata
+    said, first, second = shown["film_strips"].value.split("\n\n")
+    assert said.startswith("**episode_000001**: cameras_alive: ")
+    assert first.startswith("![film strip of episode_000001]")
+    assert second.startswith("![film strip of episode_000000]")
+    assert shown["checks"].records[0].data == {
+        "check": "cameras_alive",
+        "asks": "dimmest at least 16, frozen at most 0.5",
+        "episodes_that_fail": 1,
+        "then": "the episode is bad",
+    }
+
+
+def test_a_failure_says_which_episode_and_why(workshop, instance):
+    """In the failed run's log, in the check, and in what the step failed with."""
+    workshop.card(PACK + "on_bad_episode: block\n")
+    workshop.record(0)
+    path = workshop.record(1)
+    path.write_bytes(path.read_bytes()[:-3000])
+    result = workshop.build(instance)
+    assert not result.success
+    logged = [event.user_message for event in instance.all_logs(result.run_id)]
+    (told,) = [text for text in logged if "was not ingested" in text]
+    assert "episode_1.hdf5" in told
+    assert "truncated" in told
+    check = checks_of(result)["ingested_episodes"]["every_raw_episode_present"]
+    assert check.severity.value == "ERROR"
+    assert check.metadata["episodes_that_fail"].value == 1
+    (offender,) = check.metadata["details"].records
+    assert "episode_1.hdf5" in offender.data["reason"]
+    failures = [str(event.step_failure_data) for event in result.get_step_failure_events()]
+    assert any("every_raw_episode_present" in text for text in failures), failures
 
 
 def test_a_truncated_recording_among_good_ones(workshop, instance):
