@@ -66,7 +66,7 @@ def _npz(root: Path, frames: int) -> dict[str, str]:
     return {"dir_type": "episodic", "data_type": "npy"}
 
 
-def _zarr_array(path: Path, frames: int, version: int, chunk: int = 1) -> None:
+def _zarr_array(path: Path, frames: int, version: int, chunk: int = 1, shard: int | None = None) -> None:
     import numcodecs
     import zarr
 
@@ -76,12 +76,14 @@ def _zarr_array(path: Path, frames: int, version: int, chunk: int = 1) -> None:
         shape=(frames, HEIGHT, WIDTH, 3),
         dtype="u1",
         chunks=(chunk, HEIGHT, WIDTH, 3),
+        shards=None if shard is None else (shard, HEIGHT, WIDTH, 3),
         zarr_format=version,  # type: ignore[arg-type]
         config={"write_empty_chunks": True},
         **codecs,
     )
-    for start in range(0, frames, chunk):
-        video[start : start + chunk] = np.stack([_frame(index) for index in range(start, min(start + chunk, frames))])
+    step = shard or chunk
+    for start in range(0, frames, step):
+        video[start : start + step] = np.stack([_frame(index) for index in range(start, min(start + step, frames))])
 
 
 def _zarr2(root: Path, frames: int) -> dict[str, str]:
@@ -91,6 +93,11 @@ def _zarr2(root: Path, frames: int) -> dict[str, str]:
 
 def _zarr3(root: Path, frames: int) -> dict[str, str]:
     _zarr_array(root / "episode_0" / "cam", frames, 3, 16)
+    return {"dir_type": "episodic", "data_type": "zarr"}
+
+
+def _zarr_shards(root: Path, frames: int) -> dict[str, str]:
+    _zarr_array(root / "episode_0" / "cam", frames, 3, 4, 100)
     return {"dir_type": "episodic", "data_type": "zarr"}
 
 
@@ -133,6 +140,7 @@ FORMATS: dict[str, Callable[[Path, int], dict[str, str]]] = {
     "npz": _npz,
     "zarr_2": _zarr2,
     "zarr_3": _zarr3,
+    "zarr_shards": _zarr_shards,
     "zarr_zip": _zarr_zip,
     "replay": _replay,
     "rlds": _rlds,

@@ -37,6 +37,15 @@ class Files(ABC):
             EpisodeError: it is damaged, unreadable, absurdly large, or leads out of the store.
         """
 
+    def part(self, name: str, start: int, stop: int) -> bytes | None:
+        """Some of a file's bytes, fewer where it ends before; None where there is no such file.
+
+        Raises:
+            EpisodeError: see `read`.
+        """
+        data = self.read(name)
+        return None if data is None else data[start:stop]
+
     @abstractmethod
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """Names of the folders and of the files directly in a folder ("" for the top), in natural order.
@@ -98,11 +107,17 @@ class Folder(Files):
 
     def read(self, name: str) -> bytes | None:
         """See `Files.read`."""
+        return self.part(name, 0, None)
+
+    def part(self, name: str, start: int, stop: int | None) -> bytes | None:
+        """See `Files.part`."""
         path = self._path(name)
         try:
             with path.open("rb") as file:
-                bounded(os.fstat(file.fileno()).st_size, str(path))
-                return file.read()
+                size = os.fstat(file.fileno()).st_size
+                wanted = bounded(max(0, (size if stop is None else min(stop, size)) - start), str(path))
+                file.seek(start)
+                return file.read(wanted)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

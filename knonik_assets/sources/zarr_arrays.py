@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from lzma import LZMAError
 from typing import Any, Literal
 
-import numcodecs
 import numpy as np
 import numpy.typing as npt
 import zarr
 
 from knonik_assets.sources.arrays import MOST_BYTES, Array, Path, bounded
 from knonik_assets.sources.store_files import Files
+from knonik_assets.sources.zarr_codecs import check_codecs, chunk_guard
 from knonik_assets.sources.zarr_files import FilesStore
-from knonik_assets.sources.zarr_guard import Guard
+from knonik_assets.sources.zarr_guard import ABSENT, ShardGuard
 from knonik_assets.sources.zarr_pictures import PictureArray, picture_codec
 from knonik_loader.errors import EpisodeError, KnonikError
 
@@ -32,7 +32,6 @@ _FAULTS = (
 """What Zarr and its codecs raise on damaged data, whichever layer notices."""
 _READ_BYTES = 8 << 20
 """Several small chunks are read at once, up to this much."""
-_COMPRESSORS = frozenset(("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"))
 _DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
 
 
@@ -112,72 +111,29 @@ def open_array(store: FilesStore, files: Files, folder: str, version: Literal[2,
         raise EpisodeError(f"{where}: damaged metadata: shape is {str(shape)[:80]}.")
     if version == 2 and (codec := picture_codec(meta)) is not None:
         return PictureArray(files, folder, meta, codec, where)
-    _refuse_code(meta, version, where)
+    check_codecs(meta, version, where)
     with reading(where):
         array = zarr.open_array(store=store, path=folder, mode="r", zarr_format=version)
-        return ZarrArray(array, files, folder, store, _last_codec(meta, version), where)
+        return ZarrArray(array, files, folder, store, meta, version, where)
 
 
 def _is_count(value: Any) -> bool:  # noqa: ANN401 - JSON
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
-def _refuse_code(meta: Mapping[str, Any], version: int, where: str) -> None:
-    """Refuse codecs that run code from the data, and name those that aren't installed.
-
-    Raises:
-        EpisodeError: either.
-    """
-    names: list[str] = []
-    for codec in _chain(meta, version):
-        name = codec.get("name" if version == 3 else "id") if isinstance(codec, dict) else None
-        if not isinstance(name, str):
-            raise EpisodeError(f"{where}: damaged metadata: a codec is {str(codec)[:80]}.")
-        if "pickle" in name:
-            raise EpisodeError(
-                f"{where}: is stored with the codec {name!r}, which runs code from the data when it is read; store it "
-                "as numbers or text."
-            )
-        if version == 2 and not _is_known(name):
-            raise EpisodeError(f"{where}: needs the codec {name!r}, which is not installed.")
-        names.append(name.rsplit(".", 1)[-1])
-    for name in names[:-1]:
-        if name in _COMPRESSORS:  # only what compressed last can be looked at before it is decoded
-            raise EpisodeError(
-                f"{where}: {name!r} is not the last of its codecs; store it with one compressor, the last."
-            )
-
-
-def _chain(meta: Mapping[str, Any], version: int) -> list[Any]:
-    """What a chunk goes through when it is written, but for a check sum behind it."""
-    if version == 2:
-        filters = meta.get("filters")
-        chain = [*(filters if isinstance(filters, list) else []), meta.get("compressor")]
-        return [codec for codec in chain if codec is not None]
-    codecs = meta.get("codecs")
-    chain = list(codecs) if isinstance(codecs, list) else []
-    while chain and isinstance(chain[-1], dict) and chain[-1].get("name") == "crc32c":
-        chain.pop()
-    return chain
-
-
-def _is_known(name: str) -> bool:
-    from numcodecs.registry import codec_registry, entries
-
-    return name in codec_registry or name in entries or hasattr(numcodecs, name)
-
-
-def _last_codec(meta: Mapping[str, Any], version: int) -> str:
-    """What a chunk's bytes as stored were made by last."""
-    chain = _chain(meta, version)
-    last = chain[-1] if chain else {}
-    return str(last.get("name" if version == 3 else "id")).rsplit(".", 1)[-1] if isinstance(last, dict) else ""
-
-
 class ZarrArray(Array):
     """An array that zarr-python decodes."""
 
-    def __init__(self, array: zarr.Array, files: Files, folder: str, store: FilesStore, codec: str, where: str) -> None:
+    def __init__(
+        self,
+        array: zarr.Array,
+        files: Files,
+        folder: str,
+        store: FilesStore,
+        meta: Mapping[str, Any],
+        version: int,
+        where: str,
+    ) -> None:
         dtype = np.dtype(array.dtype)
         shape = tuple(int(side) for side in array.shape)
         grid = tuple(int(side) for side in (array.shards or array.chunks))
@@ -190,17 +146,18 @@ class ZarrArray(Array):
         texts = dtype.kind in "OTSV" and len(shape) == 1 and not dtype.names
         super().__init__(where, dtype, shape, block=at_once, holds_bytes=texts)
         self._array, self._files, self._folder = array, files, folder
-        most = MOST_BYTES if dtype.kind in "OT" else min(MOST_BYTES, 8 * self._chunk_bytes + 4096)
-        store.guards[f"{folder}/"] = Guard(codec, most)
+        inner = math.prod(int(side) for side in array.chunks) * itemsize
+        most = MOST_BYTES if dtype.kind in "OT" else min(MOST_BYTES, 8 * inner + 4096)
+        self._guard = store.guards[f"{folder}/"] = chunk_guard(array, meta, version, most, where)
         self._fill: Any = array.metadata.fill_value
 
-    def _keys(self, start: int, stop: int) -> Iterator[str]:
-        """Files of the chunks that hold some rows."""
+    def _files_of(self, start: int, stop: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Files of the chunks (or shards) that hold some rows, and their places in the grid."""
         along = self._grid[0]
         others = [range(-(-side // chunk)) for side, chunk in zip(self.shape[1:], self._grid[1:], strict=True)]
         for first in range(start // along, -(-stop // along)):
             for rest in np.ndindex(*(len(axis) for axis in others)):
-                yield f"{self._folder}/{self._array.metadata.encode_chunk_key((first, *rest))}"
+                yield f"{self._folder}/{self._array.metadata.encode_chunk_key((first, *rest))}", (first, *rest)
 
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """See `Array.rows`."""
@@ -214,10 +171,34 @@ class ZarrArray(Array):
     def absent(self, start: int, stop: int) -> tuple[int, int]:
         """How many of the chunks that hold some rows are missing, and how many there should be."""
         wanted, missing = 0, 0
-        for key in self._keys(start, stop):
-            wanted += 1
-            missing += self._files.size(key) is None
+        for key, place in self._files_of(start, stop):
+            size = self._files.size(key)
+            if isinstance(self._guard, ShardGuard):
+                absent, there = self._absent_inner(self._guard, key, place, size, start, stop)
+            else:
+                absent, there = int(size is None), 1
+            missing, wanted = missing + absent, wanted + there
         return missing, wanted
+
+    def _absent_inner(
+        self, guard: ShardGuard, key: str, place: tuple[int, ...], size: int | None, start: int, stop: int
+    ) -> tuple[int, int]:
+        """`absent` within one shard; chunks beyond the array's end don't count."""
+        inner = [outer // count for outer, count in zip(self._grid, guard.shape, strict=True)]
+        origin = [at * outer for at, outer in zip(place, self._grid, strict=True)]
+        ends = (min(stop, self.shape[0]), *self.shape[1:])
+        begins = (start, *(0 for _ in self.shape[1:]))
+        box = tuple(
+            slice(max(0, begin - first) // own, min(count, -(-(end - first) // own)))
+            for begin, end, first, own, count in zip(begins, ends, origin, inner, guard.shape, strict=True)
+        )
+        there = math.prod(side.stop - side.start for side in box)
+        if size is None:
+            return there, there
+        where = f"{self._files.where}/{key}"
+        table = self._files.part(key, *guard.index_range(size, where)) or b""
+        index = guard.index(table, size, where)[box]
+        return int((index[..., 0] == ABSENT).sum()), there
 
     def check_complete(self, *, numeric: bool) -> str | None:
         """See `Array.check_complete`."""
@@ -250,7 +231,7 @@ class ZarrArray(Array):
         if (start, stop) != (0, self.shape[0]) and self._grid[0] != 1:
             super().hash_rows(digest, start, stop)
             return
-        for key in self._keys(start, stop):
+        for key, _ in self._files_of(start, stop):
             data = self._files.read(key)
             digest.update(b"none" if data is None else len(data).to_bytes(8, "little"))
             digest.update(data or b"")

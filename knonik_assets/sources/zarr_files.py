@@ -10,7 +10,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from knonik_assets.sources.store_files import Files, Folder
-from knonik_assets.sources.zarr_guard import Guard
+from knonik_assets.sources.zarr_guard import Guard, ShardGuard
 from knonik_assets.sources.zip_archive import ZipArchive
 from knonik_loader.errors import EpisodeError
 
@@ -40,7 +40,7 @@ class FilesStore(Store):  # type: ignore[misc]  # zarr is not checked here
     def __init__(self, files: Files) -> None:
         super().__init__(read_only=True)
         self._files = files
-        self.guards: dict[str, Guard] = {}
+        self.guards: dict[str, Guard | ShardGuard] = {}
         """What is checked of every chunk, by the folder of its array."""
 
     def __eq__(self, other: object) -> bool:
@@ -67,15 +67,27 @@ class FilesStore(Store):  # type: ignore[misc]  # zarr is not checked here
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """A file's content or a part of it."""
-        data = await asyncio.to_thread(self._files.read, key)
+        guard = next((guard for folder, guard in self.guards.items() if key.startswith(folder)), None)
+        data = await asyncio.to_thread(self._read, key, guard, byte_range)
+        return None if data is None else (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+
+    def _read(self, key: str, guard: Guard | ShardGuard | None, byte_range: ByteRequest | None) -> bytes | None:
+        where = f"{self._files.where}/{key}"
+        if byte_range is not None and isinstance(guard, ShardGuard):
+            size = self._files.size(key)
+            if size is None:
+                return None
+            start, stop = _bounds(byte_range, size)
+            part = self._files.part(key, start, stop)
+            if part is not None:
+                guard.check_part(part, start, size, where)
+            return part
+        data = self._files.read(key)
         if data is None:
             return None
-        for folder, guard in self.guards.items():
-            if key.startswith(folder):
-                guard.check(data, f"{self._files.where}/{key}")
-        if byte_range is not None:
-            data = _part(data, byte_range)
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        if guard is not None:
+            guard.check(data, where)
+        return data if byte_range is None else data[slice(*_bounds(byte_range, len(data)))]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -111,10 +123,10 @@ class FilesStore(Store):  # type: ignore[misc]  # zarr is not checked here
             yield name
 
 
-def _part(data: bytes, byte_range: ByteRequest) -> bytes:
+def _bounds(byte_range: ByteRequest, size: int) -> tuple[int, int]:
     if isinstance(byte_range, RangeByteRequest):
-        return data[byte_range.start : byte_range.end]
+        return byte_range.start, byte_range.end
     if isinstance(byte_range, OffsetByteRequest):
-        return data[byte_range.offset :]
+        return byte_range.offset, size
     assert isinstance(byte_range, SuffixByteRequest)
-    return data[-byte_range.suffix :] if byte_range.suffix else b""
+    return max(0, size - byte_range.suffix), size

@@ -88,6 +88,23 @@ def _zarr_zip(root: Path) -> None:
         zarr_data.zipped(store, root / f"episode_{episode}.zarr.zip")
 
 
+def _zarr_shards(root: Path) -> None:
+    import zarr
+
+    for episode in range(2):
+        store = zarr_data.group(root / f"episode_{episode}", 3)
+        for name, values in episode_arrays(episode, 8, 1).items():
+            if values.ndim > 1:
+                zarr.create_array(
+                    str(store / name),
+                    shape=values.shape,
+                    dtype=values.dtype,
+                    chunks=(1 + episode, *values.shape[1:]),
+                    shards=(4, *values.shape[1:]),
+                    config={"write_empty_chunks": True},
+                )[:] = values
+
+
 def _replay(root: Path) -> None:
     store = zarr_data.replay_buffer(root / "a.zarr", [ROWS, 3, 5])
     zarr_data.picture_array(store, "data.wrist", episode_arrays(9, ROWS + 8, 1)["cam_0"], "jpegxl")
@@ -174,6 +191,7 @@ FAMILIES = {
     "demos": Family(_demos, {"dir_type": "hdf5"}),
     "npz": Family(_npz, {"dir_type": "episodic", "data_type": "npy"}, lambda name: Path(name).stem, checked=True),
     "zarr": Family(_zarr, {"dir_type": "episodic", "data_type": "zarr"}, lambda name: name.split("/")[0]),
+    "zarr_shards": Family(_zarr_shards, {"dir_type": "episodic", "data_type": "zarr"}, lambda name: name.split("/")[0]),
     "zarr_zip": Family(
         _zarr_zip,
         {"dir_type": "episodic", "data_type": "zarr"},
