@@ -122,7 +122,7 @@ def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
 def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.MaterializeResult[Any]:
     from knonik_assets.ingest import run
     from knonik_assets.quality.episode_table import episode_rows
-    from knonik_assets.quality.expectations import write_report
+    from knonik_assets.quality.expectations import reported_offenders
     from knonik_assets.quality.judge import judge, write_quality
 
     report = run(
@@ -146,8 +146,8 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     rows = episode_rows(
         card.episodes, engine=card.engine, ray_options=card.ray, roles=card.config.get("roles"), say=context.log.debug
     )
-    quality = judge(rows, card.checks, lost)
-    page = write_report(card.episodes, rows, card.checks)
+    said, page = reported_offenders(card.episodes, rows, card.checks)
+    quality = judge(rows, card.checks, lost, said)
     path = write_quality(card.episodes, quality)
     for name, reason in quality.bad.items():
         context.log.warning("%s is bad: %s", name, reason)

@@ -18,7 +18,7 @@ from knonik_assets.quality.finding import Finding, some
 from knonik_loader.khlp.types import StorageProfile
 
 if TYPE_CHECKING:
-    from knonik_assets.quality.judge import CheckOutcome
+    from knonik_assets.quality.judge import CheckOutcome, Quality
 
 __all__ = ["all_checks"]
 
@@ -47,6 +47,7 @@ _EPISODES = {
     "action_follows_state": "Action and state agree on average.",
     "no_duplicates": "No recording is there twice; a second one could stand in another split.",
     "checksums": "Every file is as it was written.",
+    "fit_to_pack": "Some episodes are good, and no bad one stops the packing: the one check that decides it.",
 }
 _CONFIG = {
     "schema_valid": "The dataset config reads as one.",
@@ -66,7 +67,8 @@ def all_checks(cards: CardFolder, partitions: Partitions) -> list[dg.AssetChecks
     """A definition an asset, which runs all or some of that asset's checks in one step."""
     return [
         _checks("raw_dataset", _RAW, cards, partitions, _raw, blocking=tuple(_RAW)),
-        _checks("ingested_episodes", _EPISODES, cards, partitions, _episodes, blocking=tuple(_EPISODES)),
+        # one of them decides: automation lets nothing past a blocking check that failed, not even with a warning
+        _checks("ingested_episodes", _EPISODES, cards, partitions, _episodes, blocking=("fit_to_pack",)),
         _checks("dataset_config", _CONFIG, cards, partitions, _config, blocking=("schema_valid", "streams_agree")),
         *(
             _checks(asset_name(profile), _PACKED, cards, partitions, partial(_packed, profile=profile), blocking=())
@@ -148,7 +150,33 @@ def _episodes(card: DatasetCard) -> Answers:
         count = len(quality.episodes)
         return ERROR if blocks else WARN, lambda: _episode_finding(card, check, ours, count, asked[name])
 
-    return {name: answer(name) for name in EPISODE_CHECKS}
+    return {
+        **{name: answer(name) for name in EPISODE_CHECKS},
+        "fit_to_pack": (ERROR, lambda: _fit_to_pack(card, quality, ours, out)),
+    }
+
+
+def _fit_to_pack(card: DatasetCard, quality: "Quality", ours: Collection[str], out: Mapping[str, str]) -> Finding:
+    """Whether packing may go on: under ``block`` no episode is bad or missing, and in any case some are good."""
+    good = [name for name in quality.episodes if name not in out]
+    rows = [{"episode": name, "reason": reason} for name, reason in out.items()]
+    if not good:
+        return Finding(
+            False, f"no episode is good: {some([f'{name}: {reason}' for name, reason in out.items()])}", rows
+        )
+    if card.on_bad_episode == "block":
+        bad = {
+            name: f"{check}: {said}"
+            for check, outcome in quality.checks.items()
+            if outcome.severity == "error"
+            for name, said in outcome.offenders.items()
+            if name not in ours
+        }
+        if bad:
+            listed = [{"episode": name, "reason": reason} for name, reason in bad.items()]
+            words = some([f"{name}: {reason}" for name, reason in bad.items()])
+            return Finding(False, f"on_bad_episode is block: {words}", listed)
+    return Finding(True, f"{len(good)} of {len(quality.episodes)} episodes are packed", rows)
 
 
 def _episode_finding(

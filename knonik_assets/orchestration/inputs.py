@@ -107,9 +107,11 @@ def announce(instance: dg.DagsterInstance, card: DatasetCard) -> list[str]:
         if known is not None and known.value == version:
             continue
         changed.append(name)
-        instance.report_runless_asset_event(
-            dg.AssetObservation(input_key(name), partition=card.name, tags={DATA_VERSION_TAG: version})
-        )
+        said: dict[str, Any] = {"partition": card.name, "tags": {DATA_VERSION_TAG: version}}
+        # Staleness reads an external asset's observations, automation asks whether it was materialised, and when. In
+        # this order: a step that reads the input remembers the materialisation, and a later observation makes it stale.
+        instance.report_runless_asset_event(dg.AssetObservation(input_key(name), **said))
+        instance.report_runless_asset_event(dg.AssetMaterialization(input_key(name), **said))
     return changed
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +19,15 @@ from knonik_assets.quality.examine import EpisodeRow
 if TYPE_CHECKING:
     import great_expectations as gx
 
-__all__ = ["COLUMNS", "REPORT", "limits_text", "offenders", "write_report"]
+__all__ = ["COLUMNS", "REPORT", "Offenders", "limits_text", "offenders", "reported_offenders"]
+
+Offenders = dict[str, dict[str, str]]
+"""Check → episode → what is wrong with it."""
 
 REPORT = "quality.html"
+
+SUITE_VERSION = 1
+"""Counted up when the suite asks differently, so that remembered answers are asked for again."""
 
 COLUMNS = {
     "has_frames": ("frames",),
@@ -38,38 +47,78 @@ COLUMNS = {
 """Check → columns of the episode table that it looks at."""
 
 
-def offenders(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> dict[str, dict[str, str]]:
+def offenders(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Offenders:
     """Validate the episode table.
 
     Returns:
         Check → episode → what is wrong with it; an empty dict for a check that every episode passes.
     """
-    found: dict[str, dict[str, str]] = {check: {} for check in COLUMNS}
+    return _offenders(rows, _validate(rows, thresholds)) if rows else {check: {} for check in COLUMNS}
+
+
+def reported_offenders(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> tuple[Offenders, Path]:
+    """`offenders`, with Great Expectations' own page about the table beside ``quality.json``; returns both.
+
+    What was found is kept in ``.knonik/expectations.json``: the same table under the same thresholds is not validated
+    again, and Great Expectations, whose import takes seconds, is not even loaded for it.
+    """
+    page, store = out / REPORT, out / ".knonik" / "expectations.json"
+    key = _key(rows, thresholds)
+    known = _remembered(store, key)
+    if known is not None and page.is_file():
+        return known, page
     if not rows:
-        return found
+        found = offenders(rows, thresholds)
+        text = "<!doctype html><title>No episodes</title><p>There are no episodes to look at.</p>\n"
+    else:
+        result = _validate(rows, thresholds)
+        found, text = _offenders(rows, result), _page(result)
+    store.unlink(missing_ok=True)  # before the page: what is remembered never belongs to another page
+    write_whole(page, text.encode())
+    store.parent.mkdir(exist_ok=True)
+    write_whole(store, json.dumps({"key": key, "offenders": found}).encode())
+    return found, page
+
+
+def _key(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> str:
+    """Digest of all that a validation depends on."""
+    suite = [SUITE_VERSION, metadata.version("great_expectations"), thresholds.model_dump(mode="json")]
+    text = json.dumps([*suite, *(vars(row) for row in rows)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _remembered(store: Path, key: str) -> Offenders | None:
+    """What an earlier run found of the same table; a store that is missing or damaged only costs time."""
+    try:
+        data = json.loads(store.read_bytes())
+        kept = {
+            str(check): {str(name): str(said) for name, said in each.items()}
+            for check, each in data["offenders"].items()
+        }
+        return kept if data["key"] == key and set(kept) == set(COLUMNS) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _offenders(rows: Sequence[EpisodeRow], result: Any) -> Offenders:  # noqa: ANN401 - GX's result object
+    found: Offenders = {check: {} for check in COLUMNS}
     by_name = {row.episode: row for row in rows}
-    for result in _validate(rows, thresholds).results:
-        check, column = result.expectation_config.meta["check"], result.expectation_config.kwargs["column"]
-        if result.exception_info and result.exception_info.get("raised_exception"):
-            raise RuntimeError(f"Great Expectations failed on {column}: {result.exception_info['exception_message']}")
-        for unexpected in result.result.get("unexpected_index_list") or []:
+    for each in result.results:
+        check, column = each.expectation_config.meta["check"], each.expectation_config.kwargs["column"]
+        if each.exception_info and each.exception_info.get("raised_exception"):
+            raise RuntimeError(f"Great Expectations failed on {column}: {each.exception_info['exception_message']}")
+        for unexpected in each.result.get("unexpected_index_list") or []:
             name = unexpected["episode"]
             said = by_name[name].notes.get(column) or f"{column} is {unexpected[column]}"
             found[check][name] = f"{found[check][name]}; {said}" if name in found[check] else said
     return found
 
 
-def write_report(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Path:
-    """Write Great Expectations' own page about the episode table beside ``quality.json``; returns its path."""
-    path = out / REPORT
-    if not rows:
-        return write_whole(path, b"<!doctype html><title>No episodes</title><p>There are no episodes to look at.</p>\n")
-    result = _validate(rows, thresholds)
+def _page(result: Any) -> str:  # noqa: ANN401 - GX's result object
     from great_expectations.render.renderer import ValidationResultsPageRenderer
     from great_expectations.render.view import DefaultJinjaPageView
 
-    page: str = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result))
-    return write_whole(path, page.encode())
+    return str(DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)))
 
 
 def limits_text(thresholds: CheckThresholds) -> dict[str, str]:

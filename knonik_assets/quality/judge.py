@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from knonik_assets.configs.card import EPISODE_CHECKS, CheckThresholds, Severity
 from knonik_assets.quality.examine import EpisodeRow
-from knonik_assets.quality.expectations import offenders
+from knonik_assets.quality.expectations import Offenders, offenders
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quality", "write_quality"]
@@ -63,15 +63,22 @@ class Quality(_Strict):
         return {name: "; ".join(verdict.reasons) for name, verdict in self.episodes.items() if verdict.status == "bad"}
 
 
-def judge(rows: Sequence[EpisodeRow], thresholds: CheckThresholds, missing: Mapping[str, str] | None = None) -> Quality:
+def judge(
+    rows: Sequence[EpisodeRow],
+    thresholds: CheckThresholds,
+    missing: Mapping[str, str] | None = None,
+    said: Offenders | None = None,
+) -> Quality:
     """Hold every episode against the expectations.
 
     Args:
         rows: the episode table.
         thresholds: of the card.
         missing: raw episodes without an ingested one → why.
+        said: what the expectations say of the table, where that is known already.
     """
-    found = {"every_raw_episode_present": dict(missing or {}), **offenders(rows, thresholds)}
+    said = offenders(rows, thresholds) if said is None else said
+    found = {"every_raw_episode_present": dict(missing or {}), **said}
     checks = {
         name: CheckOutcome(
             severity=thresholds.severity.get(name, "warn" if name in _ONLY_REPORTED else "error"),
@@ -86,7 +93,7 @@ def judge(rows: Sequence[EpisodeRow], thresholds: CheckThresholds, missing: Mapp
         }
         bad = any(checks[name].severity == "error" for name in reasons if name != "every_raw_episode_present")
         episodes[row.episode] = Verdict(
-            status="bad" if bad else "ok", reasons=[f"{name}: {said}" for name, said in reasons.items()]
+            status="bad" if bad else "ok", reasons=[f"{name}: {reason}" for name, reason in reasons.items()]
         )
     return Quality(episodes=episodes, checks=checks, thresholds=thresholds)
 

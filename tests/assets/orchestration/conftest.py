@@ -23,6 +23,7 @@ ingest:
     timestamps: timestamps
 engine: inline
 """
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 PACK = "pack: {profiles: [training_fast], shard_size: 10, seed: 1}\n"
 
 
@@ -66,7 +67,7 @@ class Workshop:
                 instance=instance,
                 partition_key=name,
                 raise_on_error=False,
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                run_config=QUIET,
             )
         )
 

@@ -17,7 +17,11 @@ PACKED_CHECKS = ["frames_conserved", "intact", "loadable", "psnr", "size"]
 PROFILES = ("compact_video", "training_compressed", "training_fast")
 GRAPH = {
     "raw_dataset": ("episodes", ["inputs/raw_files", "inputs/source"], ["layout_found", "not_empty", "readable"]),
-    "ingested_episodes": ("episodes", ["inputs/checks", "inputs/ingest", "raw_dataset"], sorted(EPISODE_CHECKS)),
+    "ingested_episodes": (
+        "episodes",
+        ["inputs/checks", "inputs/ingest", "raw_dataset"],
+        sorted([*EPISODE_CHECKS, "fit_to_pack"]),
+    ),
     "dataset_config": (
         "episodes",
         ["ingested_episodes", "inputs/config", "inputs/exclude"],
@@ -38,8 +42,10 @@ GRAPH = {
 }
 MADE = {name for name in GRAPH if not name.startswith("inputs/")}
 """Asset → group, what it comes from, its checks."""
-NOT_BLOCKING = {("dataset_config", "no_placeholders")} | {
-    (asset, check) for asset in GRAPH if asset.startswith("khlp_") for check in PACKED_CHECKS
+NOT_BLOCKING = {
+    ("dataset_config", "no_placeholders"),
+    *(("ingested_episodes", check) for check in EPISODE_CHECKS),
+    *((asset, check) for asset in GRAPH if asset.startswith("khlp_") for check in PACKED_CHECKS),
 }
 
 
@@ -100,7 +106,7 @@ def test_what_every_asset_says_about_itself(repository):
 def test_every_check_says_what_it_asks(repository):
     graph = repository.asset_graph
     checks = [graph.get(key) for key in graph.asset_check_keys]
-    assert len(checks) == 3 + len(EPISODE_CHECKS) + 3 + 3 * len(PACKED_CHECKS)
+    assert len(checks) == 3 + len(EPISODE_CHECKS) + 1 + 3 + 3 * len(PACKED_CHECKS)
     assert all(check.description.endswith(".") for check in checks)
 
 

@@ -32,7 +32,7 @@ def test_a_card_becomes_three_datasets_that_load(workshop, instance):
     assert failed(result) == {("dataset_config", "no_placeholders")}
     assert {asset: len(each) for asset, each in checks_of(result).items()} == {
         "raw_dataset": 3,
-        "ingested_episodes": 14,
+        "ingested_episodes": 15,
         "dataset_config": 3,
         "khlp_compact_video": 5,
         "khlp_training_fast": 5,
@@ -164,7 +164,8 @@ def test_a_bad_episode_blocks_where_the_card_says_so(workshop, instance):
     workshop.record(1, change=spoil)
     result = workshop.build(instance)
     assert not result.success
-    assert failed(result) == {("ingested_episodes", "finite_values")}
+    assert failed(result) == {("ingested_episodes", "finite_values"), ("ingested_episodes", "fit_to_pack")}
+    assert "episode_000001: finite_values" in checks_of(result)["ingested_episodes"]["fit_to_pack"].description
     assert set(materialised(result)) == {"raw_dataset", "ingested_episodes"}
     workshop.card(PACK + "on_bad_episode: block\nexclude: {episode_1: the gripper was off}\n")
     result = workshop.build(instance)
@@ -244,7 +245,9 @@ def test_when_no_episode_is_good_nothing_is_packed(workshop, instance):
     workshop.record(0, change=spoil)
     result = workshop.build(instance)
     assert not result.success
-    assert checks_of(result)["ingested_episodes"]["finite_values"].severity.value == "ERROR"
+    checks = checks_of(result)["ingested_episodes"]
+    assert checks["finite_values"].severity.value == "ERROR"
+    assert checks["fit_to_pack"].description.startswith("no episode is good: episode_000000: finite_values")
     assert "khlp_training_fast" not in materialised(result)
 
 

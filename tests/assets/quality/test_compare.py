@@ -1,13 +1,16 @@
 """What shows only beside other episodes or between streams: copies, blur, stuck channels, action and state apart."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
 from knonik_assets.configs.card import CheckThresholds
+from knonik_assets.quality import expectations
 from knonik_assets.quality.episode_table import episode_rows
 from knonik_assets.quality.examine import examine
-from knonik_assets.quality.expectations import offenders, write_report
+from knonik_assets.quality.expectations import offenders, reported_offenders
 
 
 def moving(arrays):
@@ -125,8 +128,43 @@ def test_the_page_of_expectations(episode, tmp_path):
     episode(0, change=moving)
     episode(1, change=dark)
     out = tmp_path / "episodes"
-    page = write_report(out, episode_rows(out, engine="inline"), CheckThresholds())
+    rows = episode_rows(out, engine="inline")
+    found, page = reported_offenders(out, rows, CheckThresholds())
+    assert found == offenders(rows, CheckThresholds())
+    assert set(found["cameras_alive"]) == {"episode_000001"}
     text = page.read_text()
     assert "dimmest" in text
     assert "episode_000001" in text
-    assert "no episodes" in write_report(tmp_path, [], CheckThresholds()).read_text()
+    _, page = reported_offenders(tmp_path, [], CheckThresholds())
+    assert "no episodes" in page.read_text()
+
+
+def test_the_same_table_is_validated_once(episode, tmp_path, monkeypatch):
+    episode(0, change=moving)
+    out = tmp_path / "episodes"
+    rows, calls = episode_rows(out, engine="inline"), []
+    validate = expectations._validate
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return validate(*arguments)
+
+    monkeypatch.setattr(expectations, "_validate", counted)
+
+    def ask(rows=rows, **thresholds):
+        calls.clear()
+        return reported_offenders(out, rows, CheckThresholds(**thresholds))[0], len(calls)
+
+    first, asked = ask()
+    assert asked == 1
+    assert ask() == (first, 0)
+    assert ask(min_frames=25) == ({**first, "has_frames": {"episode_000000": "frames is 24.0"}}, 1)
+    assert ask(min_frames=25)[1] == 0
+    assert ask()[1] == 1
+    other = [replace(rows[0], jitter=0.5)]
+    assert ask(other)[1] == 1
+    (out / "quality.html").unlink()
+    assert ask(other)[1] == 1
+    for damage in ("{", "[]", '{"key": 1}'):
+        (out / ".knonik/expectations.json").write_text(damage)
+        assert ask(other)[1] == 1
