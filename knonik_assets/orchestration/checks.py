@@ -102,10 +102,13 @@ def _checks(
     @dg.multi_asset_check(name=f"{asset}_checks", specs=specs, can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Any:  # noqa: ANN401 - Dagster wants no iterator type here
         wanted = {key.name for key in context.selected_asset_check_keys}
+        stopped = []
         with plain_failures():
             for name, (severity, find) in answers(card_of(context, cards)).items():
                 if name in wanted:
                     found = find()
+                    if name in blocking and severity == ERROR and not found.passed:
+                        stopped.append(f"{name}: {found.message}")
                     yield dg.AssetCheckResult(
                         passed=found.passed,
                         asset_key=asset,
@@ -114,6 +117,9 @@ def _checks(
                         description=found.message,
                         metadata={**found.numbers, **({"details": table(found.table)} if found.table else {})},
                     )
+        if stopped:
+            # Dagster's own failure would name the checks only, and people look at failures first
+            raise dg.Failure(description="; ".join(stopped), allow_retries=False)
 
     return checks
 

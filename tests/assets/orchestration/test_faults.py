@@ -62,8 +62,8 @@ def assert_packed(workshop, wanted):
             number, frame = int(batch["_episode_ids"][0][-6:]), int(batch["_frame_indices"][0])
             for camera in (0, 1):
                 assert read_stamp(batch[f"rgb_cam_{camera}"][0, 0]) == (camera, number, frame)
-            np.testing.assert_array_equal(batch["state"][0, 0][:2], (number, frame))
-            np.testing.assert_array_equal(batch["action"][0, 0], (frame, frame + 1, number, -1))
+            np.testing.assert_array_equal(batch["pose"][0, 0][:2], (number, frame))
+            np.testing.assert_array_equal(batch["command"][0, 0], (frame, frame + 1, number, -1))
             assert float(batch["_timestamps"][0]) == pytest.approx(frame / 30)
             seen.append((number, frame))
     assert sorted(seen) == [(number, frame) for number in sorted(wanted) for frame in range(LENGTHS[number])]

@@ -50,7 +50,7 @@ def test_a_card_becomes_three_datasets_that_load(workshop, instance):
 
 
 def test_what_a_run_shows(workshop, instance):
-    workshop.card(PACK + "config: {roles: {state: state, action: action}}\n")
+    workshop.card(PACK + "config: {roles: {state: pose, action: command}}\n")
     workshop.record(0)
     made = materialised(workshop.build(instance))
     raw, episodes, packed = (made[name].metadata for name in ("raw_dataset", "ingested_episodes", "khlp_training_fast"))
@@ -68,8 +68,8 @@ def test_what_a_run_shows(workshop, instance):
     assert [(row.data["stream"], row.data["kind"], row.data["shape"]) for row in episodes["streams"].records] == [
         ("cam_0", "rgb", "96 x 96 x 3"),
         ("cam_1", "rgb", "96 x 96 x 3"),
-        ("state", "state", "4"),
-        ("action", "action", "4"),
+        ("pose", "state", "4"),
+        ("command", "action", "4"),
     ]
     asked = {row.data["check"]: row.data["asks"] for row in episodes["checks"].records}
     assert set(asked) == set(EPISODE_CHECKS)
