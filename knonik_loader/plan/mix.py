@@ -247,7 +247,7 @@ class MixSampler:
         """Everything that the order depends on but the epoch, as JSON values; the same on every rank of a run."""
         config = self._config
         result: dict[str, Any] = {
-            "plan_version": 1,
+            "plan_version": 2,
             "datasets": [dataset.name for dataset in self.datasets],
             "weights": [str(weight) for weight in self.weights],
             "multi_mix": config.multi_mix or "per_batch",

@@ -3,10 +3,11 @@
 A global batch of G samples is cut into equal parts, one a rank, and the order must not depend on how many there are: so
 every aligned block of B = G / R samples should hold the weights to within one sample, for every R that divides G.
 
-Two datasets can always be spread like that (a line of slope c/G). For more, positions are filled by earliest deadline
-under the bounds of all block sizes at once, going back where that gets stuck, and anew with other urgencies where that
-takes long. Block sizes that don't divide one another can contradict: where no filling is found, the datasets' samples,
-sorted, are dealt by reversed digits, which is exact for the blocks of halves of halves (R = 2, 4, 8, ...).
+Two datasets can always be spread like that (a line of slope c/G). For more, each dataset is spread evenly on its own,
+by earliest deadline, which leaves some blocks off by more, though by less than two samples; those are mended by
+exchanging samples, the exchange that leaves the fewest wrong first, and not the same ones again for a while (a tabu
+search: Glover, 1989). Block sizes that don't divide one another could contradict, but no weights are known where they
+do. Of batches of many thousand samples the search may end before the last block is mended.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ import numpy.typing as npt
 
 from knonik_loader.plan.hashing import derive_key, uniform_below
 
-__all__ = ["BatchLayout", "digit_reversal"]
+__all__ = ["BatchLayout"]
 
 IntArray = npt.NDArray[np.int64]
 
-_TRIES = 16
-_STEPS = 16_384
-"""Positions tried in all before a search is given up: a third of a second, once for each count that batches have."""
-_STEPS_A_POSITION = 3
-_JITTER = 1000
+_TRIES = 24
+_STEPS = 400
+"""Exchanges of one try, or as many as half the batch has samples; nearly every batch needs fewer than a hundred."""
+_WORK = 1 << 27
+"""Counts of all blocks, times exchanges, before the search is given up: a few seconds."""
+_CANDIDATES = 4
+"""Samples of a wrong block that are weighed against all samples around it."""
+_AROUND = 64
+"""Samples before and behind a wrong block; an exchange over a short way touches few blocks."""
+_EVERYWHERE = 4
+"""One of so many exchanges looks at the whole batch."""
+_REST = 4
+_LONGER_REST = 8
+"""Exchanges for which a sample that was moved stays where it is, at least, and how many more at most."""
+_HELD = 2
+"""Wrong samples that an exchange must save to move one that should stay."""
 
 
 class BatchLayout:
@@ -43,12 +55,6 @@ class BatchLayout:
     def __init__(self, weights: Sequence[Fraction], size: int) -> None:
         self.weights = tuple(weights)
         self.size = size
-        blocks = [block for block in range(2, size) if size % block == 0]
-        shares = [[weight * block for weight in self.weights] for block in blocks]
-        shape = (len(blocks), len(self.weights))
-        self._blocks = np.array(blocks, np.int64)  # (K,)
-        self._least = np.array([[math.floor(share) for share in row] for row in shares], np.int64).reshape(shape)
-        self._most = np.array([[math.ceil(share) for share in row] for row in shares], np.int64).reshape(shape)
         self._kept = functools.lru_cache(1024)(self._find)
 
     def __reduce__(self) -> tuple[type[BatchLayout], tuple[tuple[Fraction, ...], int]]:
@@ -61,95 +67,153 @@ class BatchLayout:
 
     def _find(self, counts: tuple[int, ...]) -> IntArray:
         present = [at for at, count in enumerate(counts) if count]
-        layout: IntArray | None
+        layout: IntArray
         if len(present) <= 2:  # they lie on a line
             steps = np.arange(self.size + 1, dtype=np.int64) * counts[present[0]] // self.size
             layout = np.where(np.diff(steps) > 0, present[0], present[-1])
         else:
-            steps_each = _STEPS_A_POSITION * self.size
-            tries = (
-                _Search(self, counts, number).run(steps_each) for number in range(min(_TRIES, _STEPS // steps_each))
-            )
-            layout = next((found for found in tries if found is not None), None)
-        if layout is None:
-            layout = np.empty(self.size, np.int64)
-            layout[digit_reversal(self.size)] = np.repeat(np.arange(len(counts)), counts)
+            layout = self._search(_spread(counts))
         layout.flags.writeable = False
         return layout
 
-
-class _Search:
-    """One depth-first filling of a batch, position by position."""
-
-    def __init__(self, of: BatchLayout, counts: tuple[int, ...], number: int) -> None:
-        self._counts = counts
-        self._size = of.size
-        self._blocks, self._least, self._most = of._blocks, of._least, of._most
-        self._left = np.array(counts, np.int64)
-        self._inside = np.zeros_like(of._least)  # (K, D) samples in the block of each size that is being filled
-        # Later tries blur deadlines, by more and more of the distance between two samples of a dataset.
-        places = np.arange(of.size * len(counts), dtype=np.int64)
-        blur = uniform_below(derive_key("layout", number), places, _JITTER) * number
-        self._blur = (blur.reshape(of.size, -1) / (_JITTER * 6)).tolist()
-
-    def run(self, steps: int) -> IntArray | None:
-        """(G,) the dataset at each position; None where there is no filling, or none was found in so many steps."""
-        layout: list[int] = []
-        undo: list[IntArray] = []
-        choices = [iter(self._choices(0))]
-        for _ in range(steps):
-            choice = next(choices[-1], None)
-            if choice is None:
-                choices.pop()
-                if not layout:
-                    return None
-                self._left[layout.pop()] += 1
-                self._inside = undo.pop()
-                continue
-            undo.append(self._inside)
-            self._inside = self._inside.copy()
-            self._inside[:, choice] += 1
-            self._left[choice] -= 1
-            layout.append(choice)
-            if len(layout) == self._size:
-                return np.array(layout, np.int64)
-            self._inside[len(layout) % self._blocks == 0] = 0
-            choices.append(iter(self._choices(len(layout))))
-        return None
-
-    def _choices(self, at: int) -> list[int]:
-        """Datasets that may stand at a position, the one with the earliest deadline first."""
-        after = self._blocks - at % self._blocks - 1  # (K,) positions that the blocks still have after this one
-        room = np.minimum(self._most - self._inside, self._left).sum(1)
-        if (room <= after).any():
-            return []
-        owed = np.maximum(self._least - self._inside, 0)
-        # A dataset that a block doesn't owe leaves all that it owes to the positions after.
-        fits = (self._inside < self._most) & (owed.sum(1, keepdims=True) - (owed > 0) <= after[:, None])
-        free = np.flatnonzero(fits.all(0) & (self._left > 0)).tolist()
-        return sorted(free, key=functools.partial(self._urgency, at))
-
-    def _urgency(self, at: int, dataset: int) -> tuple[bool, float, int]:
-        """Whether it is too early for the next sample of a dataset, and when that and the one after are due."""
-        count, size = self._counts[dataset], self._size
-        given = count - int(self._left[dataset])
-        due = -(-(given + 1) * size // count) + self._blur[at][dataset] * size / count
-        return (at + 1) * count <= given * size, due, (given + 2) * size // count
+    def _search(self, layout: IntArray) -> IntArray:
+        sizes = [block for block in range(2, self.size) if self.size % block == 0]
+        if not sizes:
+            return layout
+        blocks = _Blocks(self.weights, self.size, sizes)
+        left = max(1, _WORK // blocks.least.size)
+        best, fewest = layout, layout.size
+        for number in range(_TRIES):
+            steps = min(max(_STEPS, self.size // 2), left)
+            found, wrong = _Mending(blocks, layout, number).run(steps)
+            if wrong < fewest:
+                best, fewest = found, wrong
+            left -= steps
+            if not wrong or not left:
+                break
+        return best
 
 
-def digit_reversal(size: int) -> IntArray:
-    """(size,) a permutation: item i's first digit, i modulo 2 (or the least prime), says which half it goes to, etc.
+class _Blocks:
+    """The N aligned blocks of all K sizes, and how many samples of each dataset they may hold."""
 
-    Any run of items is spread over the blocks of each level to within one item.
+    def __init__(self, weights: Sequence[Fraction], size: int, sizes: Sequence[int]) -> None:
+        numbers = [size // block for block in sizes]
+        firsts = np.cumsum([0, *numbers[:-1]])
+        places = np.arange(size, dtype=np.int64)
+        self.around = np.stack([first + places // block for first, block in zip(firsts, sizes, strict=True)])
+        """(K, G) the block of each size around each position."""
+        self.size = np.repeat(np.array(sizes, np.int64), numbers)
+        self.start = np.concatenate([np.arange(0, size, block, dtype=np.int64) for block in sizes])
+        shares = [[weight * block for weight in weights] for block in sizes]
+        self.least = np.repeat(np.array([[math.floor(x) for x in row] for row in shares], np.int64), numbers, axis=0)
+        self.most = np.repeat(np.array([[math.ceil(x) for x in row] for row in shares], np.int64), numbers, axis=0)
+
+
+class _Mending:
+    """One try to bring every block within its bounds by exchanging samples.
+
+    Args:
+        blocks: with their bounds.
+        layout: (G,) to begin with.
+        number: of the try, which decides between exchanges that are equally good.
     """
-    items = np.arange(size, dtype=np.int64)
-    places = np.zeros(size, np.int64)
-    block, factor = size, 2
-    while block > 1:
-        if block % factor:
-            factor += 1
-            continue
-        block //= factor
-        places += items % factor * block
-        items //= factor
-    return places
+
+    def __init__(self, blocks: _Blocks, layout: IntArray, number: int) -> None:
+        self._blocks = blocks
+        self._layout = layout.copy()
+        self._number = number
+        self._inside = np.zeros_like(blocks.least)  # (N, D)
+        for rows in blocks.around:
+            np.add.at(self._inside, (rows, layout), 1)
+        self._more = np.empty(self._inside.shape, np.int64)
+        """(N, D) samples that are wrong more if a block had one more of a dataset."""
+        self._less = np.empty(self._inside.shape, np.int64)
+        """(N, D) the same for one less."""
+        self._weigh(np.arange(len(self._inside)))
+        self._free = np.zeros(len(layout), np.int64)
+        """(G,) the exchange from which on a position may be changed again."""
+
+    def run(self, steps: int) -> tuple[IntArray, int]:
+        """(G,) the best layout on the way, and how often one of its blocks holds too many or too few of a dataset."""
+        places = np.arange(steps * (_CANDIDATES + 3), dtype=np.int64)
+        draws = uniform_below(derive_key("layout", self._number), places, 1 << 30).reshape(steps, -1)
+        best, fewest = self._layout, self._layout.size
+        for step in range(steps):
+            over = np.argwhere(self._inside > self._blocks.most)
+            under = np.argwhere(self._inside < self._blocks.least)
+            wrong = len(over) + len(under)
+            if wrong < fewest:
+                best, fewest = self._layout.copy(), wrong
+            if not wrong:
+                break
+            which, tie, rest = draws[step, :3].tolist()
+            which %= wrong
+            surplus = which < len(over)
+            block, dataset = (over[which] if surplus else under[which - len(over)]).tolist()
+            pair = self._choose(step, block, dataset, surplus, draws[step, 3:], tie)
+            if pair is not None:
+                self._exchange(*pair)
+                self._free[list(pair)] = step + _REST + rest % _LONGER_REST
+        return best, fewest
+
+    def _choose(
+        self, step: int, block: int, dataset: int, surplus: bool, draws: IntArray, tie: int
+    ) -> tuple[int, int] | None:
+        """A position in a wrong block and another one that takes a sample too many, or gives one that is missing."""
+        start, size = int(self._blocks.start[block]), int(self._blocks.size[block])
+        # Those of the dataset where it has too many here, else all others.
+        firsts = start + np.flatnonzero((self._layout[start : start + size] == dataset) == surplus)
+        rested = firsts[self._free[firsts] <= step]
+        firsts = rested if len(rested) else firsts
+        wide = step % _EVERYWHERE == _EVERYWHERE - 1
+        firsts = firsts[np.unique(draws[: 1 if wide else None] % len(firsts))]
+        low, high = (0, len(self._layout)) if wide else (max(0, start - _AROUND), start + size + _AROUND)
+        others = low + np.flatnonzero((self._layout[low:high] == dataset) != surplus)
+        if not len(others):
+            return None
+        costs = self._costs(firsts, others) + _HELD * (self._free[others] > step)
+        costs[self._layout[firsts][:, None] == self._layout[others]] = self._layout.size
+        best = np.argwhere(costs == costs.min())
+        first, other = best[tie % len(best)].tolist()
+        return int(firsts[first]), int(others[other])
+
+    def _costs(self, firsts: IntArray, others: IntArray) -> IntArray:
+        """(P,) and (Q,) positions → (P, Q) samples that are wrong more, over all blocks, if two were exchanged."""
+        more, less = self._more, self._less
+        here, there = self._blocks.around[:, firsts], self._blocks.around[:, others]  # (K, P) and (K, Q)
+        mine, theirs = self._layout[firsts], self._layout[others]
+        given = less[here, mine][:, :, None] + more[here[:, :, None], theirs]
+        taken = less[there, theirs][:, None, :] + more[there[:, None, :], mine[:, None]]
+        costs: IntArray = np.where(here[:, :, None] == there[:, None, :], 0, given + taken).sum(0)
+        return costs
+
+    def _weigh(self, rows: IntArray) -> None:
+        """Bring what one sample more or less costs up to date."""
+        inside, least, most = self._inside[rows], self._blocks.least[rows], self._blocks.most[rows]
+        self._more[rows] = (inside >= most).astype(np.int64) - (inside < least)
+        self._less[rows] = (inside <= least).astype(np.int64) - (inside > most)
+
+    def _exchange(self, one: int, other: int) -> None:
+        around, inside, layout = self._blocks.around, self._inside, self._layout
+        for place, to in ((one, layout[other]), (other, layout[one])):
+            inside[around[:, place], layout[place]] -= 1
+            inside[around[:, place], to] += 1
+        layout[[one, other]] = layout[[other, one]]
+        self._weigh(around[:, [one, other]].ravel())
+
+
+def _spread(counts: Sequence[int]) -> IntArray:
+    """(G,) each dataset as even as the others let it: of those whose next sample may come, the one due first."""
+    size, given = sum(counts), [0] * len(counts)
+    layout = np.empty(size, np.int64)
+    for place in range(1, size + 1):
+        # On a line the next sample lies between these places; one that may not come yet comes last.
+        at = min(
+            (place * count <= done * size, -(-(done + 1) * size // count), (done + 2) * size // count, at)
+            for at, (count, done) in enumerate(zip(counts, given, strict=True))
+            if done < count
+        )[3]
+        given[at] += 1
+        layout[place - 1] = at
+    return layout
