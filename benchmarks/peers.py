@@ -112,21 +112,21 @@ def serve() -> None:
     for _ in sys.stdin:
         for _ in range(2 * WORKERS):  # made while others had their turn
             next(batches)
-        wall, cpu = time.perf_counter(), _cpu()
+        wall, cpu = time.perf_counter(), processor_seconds()
         for _ in range(BATCHES):
             next(batches)
-        took = {"frames": BATCHES * frames, "wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
-        last, still = _cpu(), 0
+        took = {"frames": BATCHES * frames, "wall": time.perf_counter() - wall, "cpu": processor_seconds() - cpu}
+        last, still = processor_seconds(), 0
         while still < 3:  # as long as more is made ahead
             time.sleep(0.3)
-            now = _cpu()
+            now = processor_seconds()
             still, last = (still + 1 if now - last < 0.02 else 0), now
         sys.stdout.write(json.dumps(took) + "\n")
         sys.stdout.flush()
 
 
-def _cpu() -> float:
-    """Processor seconds of this process and of those it started."""
+def processor_seconds() -> float:
+    """Processor seconds of this process and of those it started and that still run."""
     pids = [os.getpid()]
     for task in Path("/proc/self/task").iterdir():
         pids += map(int, (task / "children").read_text().split())

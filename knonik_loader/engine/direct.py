@@ -14,7 +14,7 @@ from knonik_loader.engine.batch import Assembler, Framework
 from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.decode import Decoder
 from knonik_loader.engine.fetch import DecodeTask, ReadPolicy, fetch
-from knonik_loader.engine.memory import RecyclingPool
+from knonik_loader.engine.memory import BatchMemory, RecyclingPool
 from knonik_loader.engine.options import frame_cache
 from knonik_loader.engine.work import BatchWork, divide, start_batch
 from knonik_loader.plan.absent import absent_windows, with_absent
@@ -34,9 +34,17 @@ class DirectReader:
         config: how to read it, and what to do with each sample.
         framework: of the arrays.
         augment: whether the configuration's ``augment_fn`` runs.
+        memory: of the batches; None: memory of this process, used again once nobody holds it.
     """
 
-    def __init__(self, source: Source, config: LoaderConfig, framework: Framework, augment: bool = True) -> None:
+    def __init__(
+        self,
+        source: Source,
+        config: LoaderConfig,
+        framework: Framework,
+        augment: bool = True,
+        memory: BatchMemory | None = None,
+    ) -> None:
         self._source = source
         self._augment = config.augment_fn if augment else None
         self._policy = ReadPolicy.of(source.dataset.storage.remote, None)
@@ -47,7 +55,7 @@ class DirectReader:
         self._cache = frame_cache(config, [stream.stored for stream in bound if stream.stored is not None])
         self._verify = config.verify_checksums
         self._decoders: list[Decoder] = []
-        self._memory = RecyclingPool(_KEPT)
+        self._memory = RecyclingPool(_KEPT) if memory is None else memory
         self._assembler = Assembler(
             [source], self._streams, framework, masked_streams(bound, config.pad_missing), source.name
         )

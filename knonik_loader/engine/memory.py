@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchMemory", "PinnedMemory", "ReadBuffers", "RecyclingPool", "SlotRing"]
+__all__ = ["UNUSED", "BatchMemory", "PinnedMemory", "ReadBuffers", "RecyclingPool", "SlotRing", "references"]
 
 _PAGE = 4096
 
@@ -74,7 +74,7 @@ class RecyclingPool:
         owners = self._owners.setdefault((name, size), [])
         # The one used last is likeliest to be in the processor's caches.
         for index in reversed(range(len(owners))):
-            if _references(owners, index) == _UNUSED:
+            if references(owners, index) == UNUSED:
                 self._reused += 1
                 owners.append(owners.pop(index))
                 return owners[-1]
@@ -86,12 +86,13 @@ class RecyclingPool:
         return owner
 
 
-def _references(owners: list[npt.NDArray[np.uint8]], index: int) -> int:
+def references(owners: list[npt.NDArray[np.uint8]], index: int) -> int:
+    """The reference count of an owner in a list; `UNUSED` where nothing else holds it."""
     return sys.getrefcount(owners[index])
 
 
-_UNUSED = _references([np.empty(1, np.uint8)], 0)
-"""What `_references` gives for an array that only the list holds."""
+UNUSED = references([np.empty(1, np.uint8)], 0)
+"""What `references` gives for an array that only the list holds."""
 
 
 class ReadBuffers:
@@ -121,7 +122,7 @@ class ReadBuffers:
         with self._lock:
             owners = self._owners.setdefault(size, [])
             for index in reversed(range(len(owners))):
-                if _references(owners, index) == _UNUSED:
+                if references(owners, index) == UNUSED:
                     return owners[index].data[:length]
             owner = np.empty(size, np.uint8)
             if self._held + size > self._limit:
@@ -134,7 +135,7 @@ class ReadBuffers:
     def _forget_idle(self) -> None:
         """Let go of what nobody looks at: reads have become of another size."""
         for size, owners in self._owners.items():
-            used = [index for index in range(len(owners)) if _references(owners, index) != _UNUSED]
+            used = [index for index in range(len(owners)) if references(owners, index) != UNUSED]
             self._held -= size * (len(owners) - len(used))
             owners[:] = [owners[index] for index in used]
 

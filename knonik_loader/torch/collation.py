@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knonik_loader.torch.need import collate, default_collate_fn_map
+from knonik_loader.torch.shared_memory import SharedBatch
 
 __all__ = ["Sample", "split_batch"]
 
@@ -38,6 +39,8 @@ class Sample(dict[str, Any]):
 def split_batch(batch: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
     """Samples of a batch: views of its tensors; numbers of its metadata as PyTorch's collation wants them."""
     columns = {key: value for key, value in batch.items() if key not in _OF_BATCHES}
+    if isinstance(batch, SharedBatch):
+        columns = SharedBatch(columns, batch.pool)
     values = {
         key: value.tolist() if key.startswith("_") and not isinstance(value, list) else value
         for key, value in columns.items()
@@ -50,7 +53,7 @@ def _collate(samples: Sequence[Sample], *, collate_fn_map: Any = None) -> Any:  
     columns = samples[0].columns
     size = len(next(iter(columns.values())))
     if len(samples) == size and all(sample.stands_at(columns, at) for at, sample in enumerate(samples)):
-        return dict(columns)
+        return columns.copy() if isinstance(columns, SharedBatch) else dict(columns)
     return collate([dict(sample) for sample in samples], collate_fn_map=collate_fn_map)
 
 

@@ -76,9 +76,7 @@ class KhlpDataset(Packed, Dataset):  # type: ignore[misc]
         """Several samples, in the order asked for, made together; raises as `__getitem__` does."""
         ids = np.array([self._checked(index) for index in indices], np.int64)
         plan = self.opened.sampler.at(ids, self._seeds(ids))
-        batch = self.reader.batch(plan, torch.get_num_threads())
-        shape = self.opened.shape
-        return split_batch(batch if shape is None else shape.convert(batch, plan.episodes), len(ids))
+        return split_batch(self.made(plan), len(ids))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All samples in order, one by one."""

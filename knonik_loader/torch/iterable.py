@@ -12,7 +12,7 @@ from knonik_loader.plan.types import BatchPlan
 from knonik_loader.state import STATE_VERSION, check_state, whole_number
 from knonik_loader.torch.collation import split_batch
 from knonik_loader.torch.epochs import MOST_EPOCHS, PassCounter, SharedNumber, epoch_number
-from knonik_loader.torch.need import IterableDataset, get_worker_info, torch
+from knonik_loader.torch.need import IterableDataset, get_worker_info
 from knonik_loader.torch.packed import DatasetOptions, Packed
 
 __all__ = ["KhlpIterableDataset"]
@@ -162,10 +162,7 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
             skip = 0
 
     def _made(self, plan: BatchPlan) -> list[dict[str, Any]]:
-        batch = self.reader.batch(plan, torch.get_num_threads())
-        shape = self.opened.shape
-        if shape is not None:
-            batch = shape.convert(batch, plan.episodes)
+        batch = self.made(plan)
         return [batch] if self._batched else split_batch(batch, len(plan))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_loader.config import resolve_stream
+from knonik_loader.engine.memory import BatchMemory
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.types import StreamInfo
-from knonik_loader.torch.need import get_worker_info, torch
+from knonik_loader.torch.need import torch
+from knonik_loader.torch.shared_memory import empty_in
 from knonik_loader.validation import nearest
 
 __all__ = ["LerobotShape"]
@@ -79,18 +80,21 @@ class LerobotShape:
             keys["image_key"] = [back.get(name, name) for name in images]
         return keys
 
-    def convert(self, batch: Mapping[str, Any], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def convert(
+        self, batch: Mapping[str, Any], rows: npt.NDArray[np.int64], memory: BatchMemory | None = None
+    ) -> dict[str, Any]:
         """A batch of the loaders' → the same with LeRobot's keys; every tensor has B as its first axis.
 
         Args:
             batch: tensors by the loaders' keys.
             rows: (B,) episode rows.
+            memory: for the pictures; None: fresh memory.
         """
         result: dict[str, Any] = {}
         for key in batch["_stream_names"]:
             value, name = batch[key], self.names.get(key, key)
             if key.startswith("rgb_"):
-                value = self._pictures(value)
+                value = self._pictures(value, name, memory)
             elif key.startswith("depth_"):
                 value = value.unsqueeze(2)  # (B, T, 1, H, W)
             # A stream that an augmentation added keeps its axes.
@@ -108,12 +112,17 @@ class LerobotShape:
         result["task_index"] = torch.tensor([self.tasks[text] for text in result["task"]])
         return result
 
-    def _pictures(self, value: Any) -> Any:  # noqa: ANN401 - a tensor
+    def _pictures(self, value: Any, name: str, memory: BatchMemory | None) -> Any:  # noqa: ANN401 - tensors
         """(B, T, H, W, 3) uint8 → (B, T, 3, H, W); what an augmentation made of other types stays of that type."""
         moved = value.permute(0, 1, 4, 2, 3)
-        if self._as_float and value.dtype == torch.uint8:
-            return torch.div(moved, 255, out=_empty(moved.shape))
-        return moved.contiguous()
+        scaled = self._as_float and value.dtype == torch.uint8
+        out = empty_in(memory, name, moved.shape, np.float32 if scaled else value.numpy().dtype)
+        # Picture by picture: both passes over one find it in the processor's cache.
+        for picture, place in zip(moved.flatten(0, 1), out.flatten(0, 1), strict=True):
+            place.copy_(picture)
+            if scaled:
+                place.div_(255)
+        return out
 
     def _key_of(self, name: str, streams: Sequence[StreamInfo]) -> str:
         for key, other in self.names.items():
@@ -144,11 +153,3 @@ def _name(stream: StreamInfo, state: str | None) -> str:
     if stream.key == state:
         return "observation.state"
     return stream.name if stream.name == "action" or "." in stream.name else f"observation.{stream.name}"
-
-
-def _empty(shape: Sequence[int]) -> Any:  # noqa: ANN401 - a tensor
-    """Float32 memory; in a worker that which the main process will see, so that sending it copies nothing."""
-    if get_worker_info() is None:
-        return torch.empty(shape)
-    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape), device="cpu")
-    return torch.empty(0).set_(storage, 0, shape)

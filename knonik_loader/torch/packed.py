@@ -19,6 +19,7 @@ from knonik_loader.config import (
 from knonik_loader.config_streams import LoadedStream, bind_streams
 from knonik_loader.engine.dataset import PackedDataset, Source, open_dataset
 from knonik_loader.engine.direct import DirectReader
+from knonik_loader.engine.memory import BatchMemory
 from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import ConfigError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
@@ -27,8 +28,11 @@ from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.opening import Opened as Candidate
 from knonik_loader.opening import align, finish
 from knonik_loader.plan.sampler import Sampler
+from knonik_loader.plan.types import BatchPlan
 from knonik_loader.selection import Episodes, select_rows
 from knonik_loader.torch.lerobot import LerobotShape
+from knonik_loader.torch.need import get_worker_info, torch
+from knonik_loader.torch.shared_memory import PicturesApart, SharedBatch, SharedPool, worker_memory
 from knonik_loader.validation import nearest
 
 __all__ = ["DatasetOptions", "Packed"]
@@ -52,6 +56,7 @@ _LOADER_KEYS = (
     "verify_checksums",
     "hlps_in_flight",
     "ram_cache_bytes",
+    "num_decoders",
 )
 """Options that mean what they mean in a ``loader_cfg``."""
 
@@ -103,6 +108,8 @@ class DatasetOptions(TypedDict, total=False):
     """Check every payload that is read; True."""
     hlps_in_flight: int | None
     """KHLP files whose index is kept open in each process."""
+    num_decoders: int | None
+    """Threads that decode a batch; None: as many as PyTorch uses, in a worker its share of the cores."""
     ram_cache_bytes: int
     """Of decoded keyframes or video kept in each process; 0."""
 
@@ -157,6 +164,7 @@ class Packed:
         self._digest: str | None = None
         self._opened: Opened | None = self._open()
         self._reader: DirectReader | None = None
+        self._memory: SharedPool | None = None
         self._pid = os.getpid()
 
     @property
@@ -175,8 +183,21 @@ class Packed:
             self._reader, self._pid = None, os.getpid()
         if self._reader is None:
             opened = self.opened
-            self._reader = DirectReader(Source.of(opened.name, self.packed, opened.bound), opened.config, "torch")
+            self._memory = worker_memory()
+            source = Source.of(opened.name, self.packed, opened.bound)
+            memory: BatchMemory | None = self._memory
+            if self._memory is not None and opened.shape is not None:
+                memory = PicturesApart(self._memory, keep=1)
+            self._reader = DirectReader(source, opened.config, "torch", memory=memory)
         return self._reader
+
+    def made(self, plan: BatchPlan) -> dict[str, Any]:
+        """A batch with the keys that were asked for; in a worker in memory that the main process sees, too."""
+        reader, shape = self.reader, self.opened.shape
+        batch = reader.batch(plan, self.opened.config.num_decoders or _threads())
+        if shape is not None:
+            batch = shape.convert(batch, plan.episodes, self._memory)
+        return batch if self._memory is None else SharedBatch(batch, self._memory)
 
     @property
     def packed(self) -> PackedDataset:
@@ -199,7 +220,7 @@ class Packed:
 
     def __getstate__(self) -> dict[str, Any]:
         """Options and which episodes; nothing of the index, and no handle."""
-        state = {**self.__dict__, "_opened": None, "_reader": None}
+        state = {**self.__dict__, "_opened": None, "_reader": None, "_memory": None}
         if "episodes" in self._options and self._rows is not None:
             state["_options"] = {key: value for key, value in self._options.items() if key != "episodes"}
         return state
@@ -265,3 +286,17 @@ class Packed:
                 f"{dataset.key} was packed anew since this dataset was made; make the dataset again, or name the "
                 "manifest of its generation, which stays beside it."
             )
+
+
+def _threads() -> int:
+    """PyTorch's in the main process. A worker, which PyTorch gives one, takes the cores that no other worker needs.
+
+    ``LOCAL_WORLD_SIZE``, as torchrun sets it, says how many processes have such workers.
+    """
+    info = get_worker_info()
+    if info is None:
+        threads: int = torch.get_num_threads()
+        return threads
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    others = int(info.num_workers) * (int(processes) if processes.isdecimal() and int(processes) else 1)
+    return max(1, len(os.sched_getaffinity(0)) // others)

@@ -1,7 +1,9 @@
 """The map-style dataset: what a sample is, which samples there are, and what is read for them."""
 
+import os
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from crc32c import crc32c
 from torch.utils.data import DataLoader, default_collate
 
 from knonik_loader import ConfigError, PlanError, ShardedDataLoader, StorageError
+from knonik_loader.engine.direct import DirectReader
 from knonik_loader.engine.storage import LocalStorage
 from knonik_loader.khlp.index import INDEX_NAME, DatasetIndex, EpisodeTable, ShardTable
 from knonik_loader.khlp.manifest import IndexEntry, load_manifest
 from knonik_loader.torch import KhlpDataset, KhlpIterableDataset, split_episodes
+from knonik_loader.torch import packed as packed_module
 from tests.support.packed import check_frames, write_packed
 from tests.support.torching import samples
 
@@ -275,3 +279,36 @@ def test_collation_sees_what_was_done_to_samples(many):
         sample["more"] = 7
     assert default_collate(together)["more"].tolist() == [7, 7, 7]
     assert type(pickle.loads(pickle.dumps(together[0]))) is dict
+
+
+def test_decode_threads(long, monkeypatch):
+    """As configured, else PyTorch's; a worker takes its share of the cores."""
+    asked = []
+
+    def batch(reader, plan, threads):
+        asked.append(threads)
+        return original(reader, plan, threads)
+
+    original = DirectReader.batch
+    monkeypatch.setattr(DirectReader, "batch", batch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    first = KhlpDataset(long.manifest, chunk_len=3)[7]
+    second = KhlpDataset(long.manifest, chunk_len=3, num_decoders=3)[7]
+    assert asked == [5, 3]
+    assert all(torch.equal(second[key], value) for key, value in first.items() if isinstance(value, torch.Tensor))
+    monkeypatch.setattr(packed_module, "get_worker_info", lambda: SimpleNamespace(num_workers=3))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(14)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert packed_module._threads() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert packed_module._threads() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert packed_module._threads() == 4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_decode_threads_in_a_worker(long, threads):
+    dataset = KhlpDataset(long.manifest, chunk_len=3, num_decoders=threads)
+    plain = KhlpDataset(long.manifest, chunk_len=3)
+    for got, wanted in zip(DataLoader(dataset, 16, num_workers=1), DataLoader(plain, 16), strict=True):
+        assert all(torch.equal(got[key], wanted[key]) for key in wanted if key.startswith(("rgb_", "depth_", "action")))
