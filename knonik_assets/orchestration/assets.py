@@ -8,7 +8,14 @@ import dagster as dg
 
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, observation, plain_failures
+from knonik_assets.orchestration.context import (
+    CODE_VERSIONS,
+    RETRIES,
+    LogProgress,
+    card_of,
+    observation,
+    plain_failures,
+)
 from knonik_assets.orchestration.freshness import freshness_policy
 from knonik_assets.orchestration.inputs import ANNOUNCED, SEEN, input_key, listing
 from knonik_assets.orchestration.raw import RawFacts, observe
@@ -36,7 +43,7 @@ def episode_assets(
         partitions_def=partitions,
         deps=[input_key("raw_files"), input_key("source")],
         required_resource_keys={ANNOUNCED},
-        code_version="1",
+        code_version=CODE_VERSIONS["raw_dataset"],
         group_name="episodes",
         kinds={"file"},
         owners=owners,
@@ -61,7 +68,7 @@ def episode_assets(
         required_resource_keys={ANNOUNCED},
         pool="ingest",
         retry_policy=RETRIES,
-        code_version="1",
+        code_version=CODE_VERSIONS["ingested_episodes"],
         group_name="episodes",
         kinds={"python"},
         owners=owners,
@@ -77,7 +84,7 @@ def episode_assets(
         partitions_def=partitions,
         deps=[ingested_episodes, input_key("config"), input_key("exclude")],
         required_resource_keys={ANNOUNCED},
-        code_version="1",
+        code_version=CODE_VERSIONS["dataset_config"],
         group_name="episodes",
         kinds={"json"},
         owners=owners,

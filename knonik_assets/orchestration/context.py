@@ -10,11 +10,20 @@ from pathlib import Path
 
 import dagster as dg
 
-from knonik_assets.configs.card import DatasetCard
+from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
+from knonik_assets.quality.versions import ROWS_VERSION, SUITE_VERSION
 from knonik_loader.errors import KnonikError, StorageError
 
-__all__ = ["RETRIES", "LogProgress", "card_of", "observation", "plain_failures"]
+__all__ = ["CODE_VERSIONS", "RETRIES", "LogProgress", "card_of", "observation", "plain_failures"]
+
+CODE_VERSIONS = {
+    "raw_dataset": "1",
+    "ingested_episodes": f"1.{ROWS_VERSION}.{SUITE_VERSION}",
+    "dataset_config": "1",
+    **{f"khlp_{profile}": "1" for profile in PROFILES},
+}
+"""Asset → version of its stage; counted up when the same input gives another result, which makes the asset stale."""
 
 RETRIES = dg.RetryPolicy(max_retries=3, delay=20, backoff=dg.Backoff.EXPONENTIAL)
 """For steps that write: about two minutes for whoever else writes there, or for a network to come back."""

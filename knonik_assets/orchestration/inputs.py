@@ -40,6 +40,9 @@ SEEN = "raw_listing"
 _SOURCE_KEYS = ("dir_type", "data_type", "demos", "streams", "timestamps", "msg_path", "layout", "strict")
 """Keys of the ingest block that decide what is found in the raw data."""
 
+_PACKED_CHECKS = {"psnr_floor", "max_packed_gb"}
+"""Thresholds of checks that look at packed datasets: they decide about no episode."""
+
 INPUTS: Mapping[str, str] = {
     "raw_files": "Names, sizes and times of change of the raw files.",
     "source": "Card: where the raw data lies, and how it is read.",
@@ -90,7 +93,7 @@ def input_versions(card: DatasetCard) -> dict[str, str]:
     blocks: dict[str, Any] = {
         "source": [str(card.raw), {key: ingest.get(key) for key in _SOURCE_KEYS}],
         "ingest": [str(card.episodes), ingest],
-        "checks": [card.checks.model_dump(mode="json"), card.config.get("roles")],
+        "checks": [card.checks.model_dump(mode="json", exclude=_PACKED_CHECKS), card.config.get("roles")],
         "config": card.config,
         "exclude": card.exclude,
         **{f"pack_{profile}": [str(card.packed), card.name, card.pack.get(profile)] for profile in PROFILES},

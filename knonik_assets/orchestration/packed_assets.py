@@ -10,7 +10,14 @@ import dagster as dg
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, left_out
-from knonik_assets.orchestration.context import RETRIES, LogProgress, card_of, observation, plain_failures
+from knonik_assets.orchestration.context import (
+    CODE_VERSIONS,
+    RETRIES,
+    LogProgress,
+    card_of,
+    observation,
+    plain_failures,
+)
 from knonik_assets.orchestration.freshness import freshness_policy
 from knonik_assets.orchestration.inputs import ANNOUNCED, input_key
 from knonik_assets.orchestration.show import card_metadata, compression_table, packed_picture, table
@@ -52,7 +59,7 @@ def _packed_asset(
         required_resource_keys={ANNOUNCED},
         pool="pack",
         retry_policy=RETRIES,
-        code_version="1",
+        code_version=CODE_VERSIONS[asset_name(profile)],
         group_name="packed",
         kinds={"khlp"},
         owners=owners,

@@ -14,14 +14,12 @@ from knonik_assets.engine import EngineName, map_tasks
 from knonik_assets.episodes.reader import list_episodes
 from knonik_assets.quality.compare import compared
 from knonik_assets.quality.examine import EpisodeRow, examine
+from knonik_assets.quality.versions import ROWS_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["episode_rows", "table_of"]
-
-ROWS_VERSION = 3
-"""Counted up when `examine` measures differently, so that remembered rows are measured again."""
 
 
 def episode_rows(

@@ -15,6 +15,7 @@ from knonik_assets.configs.card import CheckThresholds
 from knonik_assets.configs.documents import write_whole
 from knonik_assets.quality.episode_table import table_of
 from knonik_assets.quality.examine import EpisodeRow
+from knonik_assets.quality.versions import SUITE_VERSION
 
 if TYPE_CHECKING:
     import great_expectations as gx
@@ -25,9 +26,6 @@ Offenders = dict[str, dict[str, str]]
 """Check → episode → what is wrong with it."""
 
 REPORT = "quality.html"
-
-SUITE_VERSION = 1
-"""Counted up when the suite asks differently, so that remembered answers are asked for again."""
 
 COLUMNS = {
     "has_frames": ("frames",),

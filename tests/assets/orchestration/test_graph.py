@@ -11,6 +11,7 @@ import yaml
 
 from knonik_assets.configs.card import EPISODE_CHECKS
 from knonik_assets.orchestration.definitions import build_definitions
+from knonik_assets.quality.versions import ROWS_VERSION, SUITE_VERSION
 
 ROOT = Path(__file__).parents[3]
 PACKED_CHECKS = ["frames_conserved", "intact", "loadable", "psnr", "size"]
@@ -95,7 +96,7 @@ def test_what_every_asset_says_about_itself(repository):
         said[name] = (node.code_version, sorted(node.kinds), step.pool, retries)
     assert said == {
         "raw_dataset": ("1", ["file"], None, 0),
-        "ingested_episodes": ("1", ["python"], "ingest", 3),
+        "ingested_episodes": (f"1.{ROWS_VERSION}.{SUITE_VERSION}", ["python"], "ingest", 3),
         "dataset_config": ("1", ["json"], None, 0),
         "khlp_compact_video": ("1", ["khlp"], "pack", 3),
         "khlp_training_compressed": ("1", ["khlp"], "pack", 3),

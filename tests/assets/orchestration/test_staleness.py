@@ -9,10 +9,13 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from knonik_assets.configs.cards import load_cards
+from knonik_assets.orchestration.context import CODE_VERSIONS
 from knonik_assets.orchestration.inputs import announce, input_versions
-from tests.assets.orchestration.conftest import PACK, Workshop
+from tests.assets.orchestration.conftest import PACK, QUIET, Workshop
 
-ASSETS = ("raw_dataset", "ingested_episodes", "dataset_config", "khlp_training_fast")
+PACKED = ("khlp_training_fast", "khlp_compact_video")
+ASSETS = ("raw_dataset", "ingested_episodes", "dataset_config", *PACKED)
+TWO = PACK.replace("[training_fast]", "{training_fast: {}, compact_video: {gop: 5}}")
 
 
 def stale(workshop, instance, name="stamps"):
@@ -36,7 +39,7 @@ def shared(tmp_path_factory):
         patch.setenv("KNONIK_LAKE", str(root / "lake"))
         with dg.DagsterInstance.local_temp(str(home), overrides={"telemetry": {"enabled": False}}) as instance:
             workshop = Workshop(root)
-            workshop.card()
+            workshop.card(TWO)
             for number in range(2):
                 workshop.record(number)
             assert workshop.build(instance).success
@@ -62,30 +65,63 @@ def rewrite(workshop, old, new):
     path.write_text(text.replace(old, new))
 
 
+def add(more):
+    return lambda shop: shop.card(TWO + more)
+
+
+def to(old, new):
+    return lambda shop: rewrite(shop, old, new)
+
+
+def drop(shop):
+    (shop.raw / "episode_1.hdf5").unlink()
+
+
+def rename(shop):
+    (shop.raw / "episode_1.hdf5").rename(shop.raw / "episode_7.hdf5")
+
+
+def stray(shop):
+    (shop.raw / "notes.txt").write_text("the gripper squeaks")
+
+
+RAW, EPISODES, CONFIG = {"raw_dataset"}, {"ingested_episodes"}, {"dataset_config"}
 CHANGES = {
-    "a new raw file": (lambda shop: shop.record(2), {"raw_dataset"}),
-    "a changed raw file": (lambda shop: shop.record(1, frames=14), {"raw_dataset"}),
-    "how episodes are written": (lambda shop: rewrite(shop, "quality: 95", "quality: 90"), {"ingested_episodes"}),
-    "the layout": (
-        lambda shop: rewrite(shop, ", cam_1: observations.images.cam_1", ""),
-        {"raw_dataset", "ingested_episodes"},
-    ),
-    "a threshold": (lambda shop: shop.card(PACK + "checks: {min_frames: 2}\n"), {"ingested_episodes"}),
-    "an answer": (lambda shop: shop.card(PACK + "config: {robot_type: arm}\n"), {"dataset_config"}),
-    "an excluded episode": (
-        lambda shop: shop.card(PACK + "exclude: {episode_000001: blurred}\n"),
-        {"dataset_config", "khlp_training_fast"},
-    ),
-    "a pack option": (lambda shop: rewrite(shop, "seed: 1", "seed: 2"), {"khlp_training_fast"}),
-    "another profile's options": (
-        lambda shop: rewrite(
-            shop, "profiles: [training_fast]", "profiles: {training_fast: {}, compact_video: {gop: 5}}"
-        ),
-        set(),
-    ),
-    "the description": (lambda shop: shop.card(PACK + "description: new words\n"), set()),
-    "a comment": (lambda shop: shop.card(PACK + "# nothing\n"), set()),
-    "the engine": (lambda shop: rewrite(shop, "engine: inline", "engine: processes"), set()),
+    # the raw folder: what comes of it is known when it has been looked at
+    "a raw file added": (lambda shop: shop.record(2), RAW),
+    "a raw file changed": (lambda shop: shop.record(1, frames=14), RAW),
+    "a raw file removed": (drop, RAW),
+    "a raw file renamed": (rename, RAW),
+    "another file beside the recordings": (stray, RAW),
+    "another raw folder": (to("raw: ../raw", "raw: ../cards"), RAW),
+    # the ingest block
+    "preset": (to("quality: 95", "quality: 90"), EPISODES),
+    "metadata": (to("fps: 30", "fps: 30\n  metadata: {operator: ana}"), EPISODES),
+    "language": (to("fps: 30", "fps: 30\n  language: {instruction: lift it}"), EPISODES),
+    "rate": (to("fps: 30", "fps: 25"), EPISODES),
+    "layout": (to(", cam_1: observations.images.cam_1", ""), RAW | EPISODES),
+    "where episodes go": (add("episodes: ../elsewhere\n"), EPISODES),
+    # the checks
+    "a threshold": (add("checks: {min_frames: 2}\n"), EPISODES),
+    "a severity": (add("checks: {severity: {no_gaps: error}}\n"), EPISODES),
+    "a threshold of the packed data": (add("checks: {psnr_floor: {training_fast: 30}, max_packed_gb: 1}\n"), set()),
+    # answers and exclusions
+    "an answer": (add("config: {robot_type: arm}\n"), CONFIG),
+    "roles, which checks use": (add("config: {roles: {state: pose}}\n"), EPISODES | CONFIG),
+    "an excluded episode": (add("exclude: {episode_000001: blurred}\n"), CONFIG | set(PACKED)),
+    # the pack block
+    "an option of all profiles": (to("seed: 1", "seed: 2"), set(PACKED)),
+    "an option of one profile": (to("gop: 5", "gop: 3"), {"khlp_compact_video"}),
+    "one profile less": (to(", compact_video: {gop: 5}", ""), {"khlp_compact_video"}),
+    "one profile more": (to("training_fast: {}", "training_fast: {}, training_compressed: {}"), set()),
+    "where packed data goes": (add("packed: ../elsewhere\n"), set(PACKED)),
+    # what changes how the work is done, or who hears of it, and not what comes out
+    "engine": (to("engine: inline", "engine: processes"), set()),
+    "schedule": (add("schedule: 0 3 * * *\n"), set()),
+    "days of keeping": (add("keep_days: 3\n"), set()),
+    "the rule for bad episodes": (add("on_bad_episode: block\n"), set()),
+    "description, owners, tags": (add("description: new\nowners: [team:arms]\ntags: {robot: so101}\n"), set()),
+    "a comment": (add("# nothing\n"), set()),
 }
 
 
@@ -95,6 +131,53 @@ def test_what_a_change_makes_stale(built, change, wanted):
     assert stale(workshop, instance) == set()
     change(workshop)
     assert stale(workshop, instance) == wanted
+
+
+@pytest.mark.parametrize("asset", ASSETS)
+def test_a_new_version_of_a_stage_makes_stale_what_it_makes(built, asset, monkeypatch):
+    workshop, instance = built
+    monkeypatch.setitem(CODE_VERSIONS, asset, "another")
+    assert stale(workshop, instance) == {asset}
+    monkeypatch.undo()
+
+
+def test_another_lake_makes_stale_what_lies_in_it(built, monkeypatch):
+    workshop, instance = built
+    with monkeypatch.context() as patch:
+        patch.setenv("KNONIK_LAKE", str(workshop.root / "other_lake"))
+        assert stale(workshop, instance) == EPISODES | set(PACKED)
+
+
+def make(workshop, instance, *assets):
+    result = (
+        workshop.definitions()
+        .resolve_job_def("build_dataset")
+        .execute_in_process(
+            instance=instance,
+            partition_key="stamps",
+            asset_selection=[dg.AssetKey(asset) for asset in assets],
+            run_config=QUIET,
+        )
+    )
+    assert result.success
+
+
+def test_a_verdict_travels_down_and_a_threshold_that_changes_none_does_not(workshop, instance):
+    workshop.card(TWO)
+    for number in range(2):
+        workshop.record(number, frames=10 + number)
+    assert workshop.build(instance).success
+    workshop.card(TWO + "checks: {min_frames: 5}\n")
+    assert stale(workshop, instance) == EPISODES
+    make(workshop, instance, "ingested_episodes")
+    assert stale(workshop, instance) == set()
+    workshop.card(TWO + "checks: {min_frames: 11}\n")  # now episode_000000 is bad
+    make(workshop, instance, "ingested_episodes")
+    assert stale(workshop, instance) == CONFIG | set(PACKED)
+    make(workshop, instance, "dataset_config")
+    assert stale(workshop, instance) == set(PACKED)
+    make(workshop, instance, *PACKED)
+    assert stale(workshop, instance) == set()
 
 
 def test_what_was_made_anew_is_fresh_again(workshop, instance):
