@@ -51,7 +51,11 @@ def episode_assets(
         metadata={"cards": _card_table(cards)},
     )
     def raw_dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        """Raw recordings as they lie: looked at and fingerprinted, never changed."""
+        """Raw recordings as they lie: looked at and fingerprinted, never changed.
+
+        The data version is a digest of every episode's content, so that a file that was only touched or copied makes
+        nothing stale. The table `cards` below lists every dataset with its card, broken ones first.
+        """
         with plain_failures():
             card = card_of(context, cards)
             seen = listing(card.raw)  # before looking inside: what comes meanwhile is new to the sensor
@@ -76,7 +80,13 @@ def episode_assets(
         automation_condition=WHEN_NEW,
     )
     def ingested_episodes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        """Episode directories: frame-aligned streams, checksummed and judged. Unchanged episodes are skipped."""
+        """Episode directories: frame-aligned streams with one clock, checksummed and judged.
+
+        Only new and changed recordings are worked on; a run that was killed goes on where it stopped. Every episode is
+        held against the card's `checks`; the verdicts are in `quality.json`, Great Expectations' page about them beside
+        it. Bad episodes stay out of the packs, by name and with the reason, or stop the packing where the card says
+        `on_bad_episode: block`. A repaired recording heals with the next materialisation.
+        """
         with plain_failures():
             return _ingest(context, card_of(context, cards))
 
@@ -92,7 +102,11 @@ def episode_assets(
         automation_condition=WHEN_NEW,
     )
     def dataset_config(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        """``config.json``: what the streams are and mean. The card answers what ingest can't know."""
+        """`config.json`: what the streams are and mean, for whoever trains.
+
+        Made from the episodes that are good. What recordings cannot say (robot, arms, meaning of the action) is
+        answered by the card's `config` block; what is left open stands there as `<FILL:…>`, and a check names it.
+        """
         with plain_failures():
             return _write_config(card_of(context, cards))
 
@@ -101,14 +115,24 @@ def episode_assets(
 
 def _card_table(cards: CardFolder) -> dg.TableMetadataValue:
     rows = [
-        {"dataset": name, "state": "ready", "card": str(card.path), "description": card.description}
+        {
+            "dataset": name,
+            "state": "ready",
+            "card": card.path.name,
+            "packs": ", ".join(card.profiles),
+            "schedule": card.schedule or "",
+            "description": card.description,
+        }
         for name, card in sorted(cards.cards.items())
     ]
     rows += [
-        {"dataset": problem.name, "state": "broken", "card": str(problem.path), "description": str(problem.error)}
+        {"dataset": problem.name, "state": "broken", "card": problem.path.name, "description": str(problem.error)}
         for problem in cards.problems.values()
     ]
-    return table(rows)
+    # broken cards first: a table of many rows is cut off
+    return table(
+        sorted(rows, key=lambda row: row["state"]), ["dataset", "state", "card", "packs", "schedule", "description"]
+    )
 
 
 def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
@@ -233,12 +257,12 @@ def _check_rows(card: DatasetCard, quality: "Quality") -> list[dict[str, Any]]:
         {
             "check": name,
             "asks": said.get(name, ""),
-            "episodes_that_fail": len(check.offenders),
-            "then": "the episode is bad" if check.severity == "error" else "it is reported",
+            "severity": check.severity,
+            "fail_it": len(check.offenders),
         }
         for name, check in quality.checks.items()
     ]
-    return sorted(rows, key=lambda row: not row["episodes_that_fail"])
+    return sorted(rows, key=lambda row: not row["fail_it"])
 
 
 def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
@@ -252,7 +276,7 @@ def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
         "seconds": row.seconds,
         "max_gap": row.max_gap,
         "jitter": row.jitter,
-        "size": size_text(row.bytes),
+        "size": size_text(row.bytes).replace(" ", "\N{NO-BREAK SPACE}"),
     }
 
 

@@ -30,10 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["asset_name", "not_packed", "packed_assets"]
 
 _DESCRIPTIONS: dict[StorageProfile, str] = {
-    "compact_video": "KHLP with a short video segment a shard: the smallest, for storage and for slow networks.",
+    "compact_video": "KHLP with a short video a shard and camera: the smallest, for storage and for slow networks.",
     "training_fast": "KHLP with every frame its own JPEG: the fastest random access.",
-    "training_compressed": "KHLP with keyframes and deltas: half the size of JPEGs, at most two decodes for any frame.",
+    "training_compressed": "KHLP with keyframes and what changed since them: half the size of JPEGs on still cameras, "
+    "at most two decodes for any frame.",
 }
+_EVERY_PACK = """
+
+A training job needs the path of the manifest below and nothing else. A pack that changes something is a new generation
+beside the old one, so that a job on the old manifest finishes undisturbed; generations that were superseded are removed
+after the card's `keep_days`. Without changes nothing is written. Datasets whose card does not ask for this profile are
+skipped.
+"""
 
 
 def asset_name(profile: StorageProfile) -> str:
@@ -53,7 +61,7 @@ def _packed_asset(
 ) -> dg.AssetsDefinition:
     @dg.asset(
         name=asset_name(profile),
-        description=_DESCRIPTIONS[profile],
+        description=_DESCRIPTIONS[profile] + _EVERY_PACK,
         partitions_def=partitions,
         deps=["ingested_episodes", "dataset_config", input_key("exclude"), input_key(f"pack_{profile}")],
         required_resource_keys={ANNOUNCED},

@@ -26,13 +26,14 @@ __all__ = [
     "table",
 ]
 
+_TIGHT = "\N{NO-BREAK SPACE}"
 MAX_ROWS = 100
 """Rows of a table in the event log at most; the files hold the rest."""
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """A table of at most `MAX_ROWS` rows; columns are those of the first row."""
-    columns = list(rows[0]) if rows else ["nothing"]
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> dg.TableMetadataValue:
+    """A table of at most `MAX_ROWS` rows; columns are those of the first row unless they are named."""
+    columns = columns or (list(rows[0]) if rows else ["nothing"])
     kinds = {name: _kind([row.get(name) for row in rows]) for name in columns}
     records = [dg.TableRecord({name: _cell(row.get(name), kinds[name]) for name in columns}) for row in rows[:MAX_ROWS]]
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in kinds.items()])
@@ -61,6 +62,8 @@ def card_metadata(card: DatasetCard) -> dict[str, Any]:
         said["description"] = card.description
     if card.owners:
         said["owners"] = ", ".join(card.owners)
+    if card.tags:
+        said["tags"] = ", ".join(f"{key}: {value}" for key, value in card.tags.items())
     return said
 
 
@@ -95,7 +98,7 @@ def packed_picture(dataset: PackedDataset) -> dict[str, Any]:
     """A film strip of moments all over a packed dataset, as a loader decodes them; nothing where it has no camera."""
     from knonik_assets.quality.pictures import markdown_image, packed_strip
 
-    strip = packed_strip(dataset.path, dataset.manifest.dataset, frames=6, width=150)
+    strip = packed_strip(dataset.path, f"{dataset.manifest.dataset}, as a loader decodes it", frames=6, width=150)
     return {} if strip is None else {"film_strip": dg.MetadataValue.md(markdown_image(strip, "film strip of the pack"))}
 
 
@@ -147,9 +150,9 @@ def compression_table(dataset: PackedDataset) -> dg.TableMetadataValue:
             {
                 "stream": key,
                 "codec": entry.codec,
-                "frame": f"{' x '.join(map(str, entry.shape))} {entry.dtype}",
-                "raw": size_text(raw),
-                "packed": size_text(packed[key]),
+                "shape": " x ".join(map(str, entry.shape)),
+                "raw": size_text(raw).replace(" ", _TIGHT),
+                "packed": size_text(packed[key]).replace(" ", _TIGHT),
                 "times_smaller": round(raw / packed[key], 1) if packed[key] else None,
                 "percent_of_pack": round(100 * packed[key] / total, 1),
                 "psnr_y_db": entry.psnr_y,

@@ -106,7 +106,7 @@ def packed_strip(manifest: Path, title: str, *, frames: int = 6, width: int = 16
     for key in seen[0] if seen else ():
         found = [pictures[key] for pictures in seen]
         rows[key] = _depth_pictures(found) if found[0].ndim == 2 else found
-    columns = [f"{moment.episode[-10:]} : {moment.frame}" for moment in chosen]
+    columns = [f"{moment.episode[-16:]}  {moment.frame}" for moment in chosen]
     return draw_strip(rows, columns, title=title, width=width) if rows else None
 
 

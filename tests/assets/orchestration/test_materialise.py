@@ -77,9 +77,13 @@ def test_what_a_run_shows(workshop, instance):
     assert asked["cameras_alive"] == "dimmest at least 16, frozen at most 0.5"
     assert packed["film_strip"].value.startswith("![film strip of the pack](data:image/jpeg;base64,")
     rgb, _, numbers, _ = (row.data for row in packed["streams"].records)
-    assert (rgb["stream"], rgb["raw"], rgb["frame"]) == ("rgb_cam_0", "331.8 KB", "96 x 96 x 3 uint8")
+    assert (rgb["stream"], rgb["raw"], rgb["shape"]) == ("rgb_cam_0", "331.8\N{NO-BREAK SPACE}KB", "96 x 96 x 3")
     assert rgb["times_smaller"] > 1
-    assert (numbers["raw"], numbers["packed"], numbers["times_smaller"]) == ("192 B", "192 B", 1.0)
+    assert (numbers["raw"], numbers["packed"], numbers["times_smaller"]) == (
+        "192\N{NO-BREAK SPACE}B",
+        "192\N{NO-BREAK SPACE}B",
+        1.0,
+    )
     assert sum(row.data["percent_of_pack"] for row in packed["streams"].records) == pytest.approx(100, abs=0.2)
     assert packed["manifest"].value == str(workshop.packed / "training_fast" / "hlp_manifest.json")
     assert packed["generation"].value == 1
@@ -201,8 +205,8 @@ def test_the_pictures_of_a_bad_episode_come_first_and_say_why(workshop, instance
     assert shown["checks"].records[0].data == {
         "check": "cameras_alive",
         "asks": "dimmest at least 16, frozen at most 0.5",
-        "episodes_that_fail": 1,
-        "then": "the episode is bad",
+        "severity": "error",
+        "fail_it": 1,
     }
 
 
