@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.ingesting.lock import OutputLock
+from knonik_assets.holding import hold
 from knonik_assets.packing.existing import folder_of, kept_generations, standing
 from knonik_assets.packing.stored import stored_id
+from knonik_assets.storage import ObjectInfo, Place, files
 from knonik_loader.errors import ConfigError, PackError
 from knonik_loader.khlp.index import INDEX_NAME
 from knonik_loader.khlp.manifest import MANIFEST_NAME
@@ -67,11 +69,14 @@ def check_keep_days(keep_days: object) -> float:
     return float(keep_days)
 
 
-def collect_generations(out: Path, keep_days: float = KEEP_DAYS, now: float | None = None) -> list[Collected]:
+def collect_generations(
+    out: str | Path | Place, keep_days: float = KEEP_DAYS, now: float | None = None
+) -> list[Collected]:
     """Remove the generations that were superseded at least ``keep_days`` days ago.
 
     Args:
-        out: the directory of a packed dataset, with its ``hlp_manifest.json``. Without one nothing is removed.
+        out: the directory of a packed dataset, or its URL, with its ``hlp_manifest.json``. Without one nothing is
+            removed.
         keep_days: days; 0 keeps the current generation only, infinity all of them.
         now: seconds since the epoch; None: the clock's.
 
@@ -85,15 +90,16 @@ def collect_generations(out: Path, keep_days: float = KEEP_DAYS, now: float | No
         StorageError: another run is writing there, or a file cannot be removed.
     """
     keep_days = check_keep_days(keep_days)
+    out = Place.of(out, "output_dir")
     now = time.time() if now is None else now
     if math.isinf(keep_days) or not list(_collectable(out, keep_days, now)):
         return []
-    with OutputLock(out):
+    with hold(out):
         # another run may have been here while nobody held the lock
         return [_remove(out, generation, days) for generation, days in list(_collectable(out, keep_days, now))]
 
 
-def _collectable(out: Path, keep_days: float, now: float) -> Iterator[tuple[int, float]]:
+def _collectable(out: Place, keep_days: float, now: float) -> Iterator[tuple[int, float]]:
     """Generations to remove, and how many days ago they were superseded or left."""
     current = standing(out)
     if current is None:
@@ -104,60 +110,68 @@ def _collectable(out: Path, keep_days: float, now: float) -> Iterator[tuple[int,
             "with --overwrite."
         )
     kept = kept_generations(out)
-    folders = {int(match[1]) for path in out.glob("gen_*") if (match := _FOLDER.fullmatch(path.name))}
-    for generation in sorted({1, *folders, *kept} - {current.manifest.generation}):
+    numbers = {int(match[1]) for name in files.folders(out) if (match := _FOLDER.fullmatch(name))}
+    for generation in sorted({1, *numbers, *kept} - {current.manifest.generation}):
         if generation in kept:
             since = _superseded_at(out, generation, current.manifest.generation)
         else:
-            files = _files(out, generation) or _empty_folder(out, generation)
-            if not files:
+            left = _left_at(out, generation)
+            if left is None:
                 continue
-            with storage_errors("read", out):
-                since = max(path.stat().st_mtime for path in files)
+            since = left
         days = (now - since) / _DAY
         if days >= keep_days:
             yield generation, days
 
 
-def _superseded_at(out: Path, generation: int, current: int) -> float:
+def _superseded_at(out: Place, generation: int, current: int) -> float:
     """Seconds since the epoch at which a generation stopped being the one that new jobs get."""
     kept = kept_generations(out)
     # where somebody went back to an older generation, that was when the current manifest was written
     after = min((number for number in kept if generation < number <= current), default=None)
     successor = out / MANIFEST_NAME if after is None else kept[after]
-    with storage_errors("read", out):
-        return max(successor.stat().st_mtime, kept[generation].stat().st_mtime)
+    found = files.stats([successor, kept[generation]])
+    return max((info.modified for info in found if info is not None), default=time.time())
 
 
-def _files(out: Path, generation: int) -> list[Path]:
+def _left_at(out: Place, generation: int) -> float | None:
+    """Seconds since the epoch at which the youngest file of a generation without manifest was written."""
+    youngest = max((info.modified for _, info in _files(out, generation)), default=None)
+    folder = folder_of(out, generation)
+    if youngest is not None or folder == out or folder.is_remote:
+        return youngest
+    with storage_errors("read", folder.path):
+        return None if any(folder.path.iterdir()) else folder.path.stat().st_mtime
+
+
+def _files(out: Place, generation: int) -> list[tuple[Place, ObjectInfo]]:
     """Files of a generation: what the packer writes there, and nothing that is only named alike."""
     folder = folder_of(out, generation)
-    if not folder.is_dir():
-        return []
-    ours = [path for path in folder.iterdir() if _FILE.fullmatch(path.name) and stored_id(path) is not None]
-    ours += [path for path in (folder / INDEX_NAME,) if path.is_file()]
-    ours += folder.glob(f".hlp_*{PARTIAL_SUFFIX}")
-    return sorted(ours)
+    found = []
+    for name, info in files.listing(folder).items():
+        ours = _FILE.fullmatch(name) is not None and stored_id(folder / name) is not None
+        if ours or name == INDEX_NAME or fnmatchcase(name, f".hlp_*{PARTIAL_SUFFIX}"):
+            found.append((folder / name, info))
+    return found
 
 
-def _empty_folder(out: Path, generation: int) -> list[Path]:
-    folder = folder_of(out, generation)
-    return [folder] if folder != out and folder.is_dir() and not any(folder.iterdir()) else []
-
-
-def _remove(out: Path, generation: int, days: float) -> Collected:
+def _remove(out: Place, generation: int, days: float) -> Collected:
     manifest = kept_generations(out).get(generation)
-    files = _files(out, generation)
+    found = _files(out, generation)
     folder = folder_of(out, generation)
-    with storage_errors("remove generations from", out):
-        size = sum(path.stat().st_size for path in files)
-        if manifest is not None:
-            manifest.unlink()
-            sync_directory(out)
-        for path in files:
-            path.unlink()
-        if folder != out:
-            with suppress(OSError):  # somebody's own files are in it
-                folder.rmdir()
-        sync_directory(out)
-    return Collected(generation, manifest is not None, len(files) + (manifest is not None), size, days)
+    if manifest is not None:
+        files.remove([manifest])
+        _sync(out)
+    files.remove([place for place, _ in found])
+    if folder != out and not folder.is_remote:
+        with suppress(OSError):  # somebody's own files are in it
+            folder.path.rmdir()
+    _sync(out)
+    size = sum(info.size for _, info in found)
+    return Collected(generation, manifest is not None, len(found) + (manifest is not None), size, days)
+
+
+def _sync(out: Place) -> None:
+    if not out.is_remote:
+        with storage_errors("remove generations from", out.path):
+            sync_directory(out.path)

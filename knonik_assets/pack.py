@@ -5,40 +5,29 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from knonik_assets.collecting import KEEP_DAYS, check_keep_days, collect_generations
-from knonik_assets.configs.documents import local_path, write_json
 from knonik_assets.configs.pack import PackMode, PackOptions
 from knonik_assets.configs.validation import validate
-from knonik_assets.engine import Engine, EngineName, check_call
+from knonik_assets.engine import EngineName, check_call
 from knonik_assets.episodes.metadata import METADATA
-from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.ingesting.lock import OutputLock
-from knonik_assets.ingesting.progress import FrameCount, Progress, clear_counts, progress_folder
-from knonik_assets.packing import existing, fidelity
+from knonik_assets.ingesting.progress import Progress
+from knonik_assets.pack_run import PackRun
+from knonik_assets.packing.episodes import open_episodes
 from knonik_assets.packing.existing import REPORT
-from knonik_assets.packing.facts import choose_episodes, read_facts
-from knonik_assets.packing.plan import FilePlan, PackPlan, make_plan, reencodes
-from knonik_assets.packing.publish import describe, paths_of, publish
-from knonik_assets.packing.stored import stored_id
-from knonik_assets.packing.survey import Survey, survey
-from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
-from knonik_assets.packing.work import each, write_files
+from knonik_assets.packing.plan import make_plan
+from knonik_assets.packing.publish import paths_of
+from knonik_assets.storage import Place, files
 from knonik_loader import access
-from knonik_loader.errors import ConfigError, PackError, StorageError
-from knonik_loader.khlp.manifest import Manifest
+from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.types import StorageProfile
 
 __all__ = ["REPORT", "pack"]
 
 _log = logging.getLogger(__name__)
-
-_FEW_BYTES = 1 << 30
 
 
 def pack(
@@ -68,12 +57,12 @@ def pack(
     keep_days: float | None = None,
     ray_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> list[Path]:
+) -> list[Path] | list[str]:
     """Pack ingested episodes. Unchanged input and options do nothing, a killed run goes on where it stopped.
 
     Args:
-        input_dir: episodes, as ingest wrote them; never changed.
-        output_dir: where the manifest and the KHLP files go.
+        input_dir: episodes, as ingest wrote them: a path, or an ``s3://``, ``gs://`` or ``az://`` URL; never changed.
+        output_dir: where the manifest and the KHLP files go: a path or URL, too.
         dataset_name: the dataset's name in the manifest.
         shard_size: frames a shard at most; None: the hint of the episodes' preset, else 45.
         window_size: shards a KHLP file.
@@ -100,16 +89,17 @@ def pack(
         progress: is told how far the run is.
 
     Returns:
-        The paths written, the manifest first, then the index and the KHLP files.
+        What was written, the manifest first, then the index and the KHLP files: paths, or URLs as text.
 
     Warns:
         UserWarning: what was packed is odd: another rate than the clocks, empty splits, values that are not finite.
 
     Raises:
         ConfigError: a mistake in the call; the output is untouched.
-        PackError: the episodes don't agree, or another dataset stands in ``output_dir``.
+        PackError: the episodes don't agree, another dataset stands in ``output_dir``, or (at a URL) another run's
+            manifest came first.
         EpisodeError: an episode is damaged.
-        StorageError: the disk stands in the way, or another run is writing there.
+        StorageError: the disk or store stands in the way, another run is writing there, or scratch space is too small.
         LoginRequired: an issuer is configured and there is no valid token.
     """
     access.require("ingest")
@@ -119,11 +109,12 @@ def pack(
     if not isinstance(overwrite, bool):
         raise ConfigError(f"overwrite must be True or False, not {overwrite!r}.")
     keep = _keep_days(collect, keep_days)
-    source, out = _local(input_dir, "input_dir"), _local(output_dir, "output_dir")
+    source, out = Place.of(input_dir, "input_dir"), Place.of(output_dir, "output_dir")
     _check_apart(source, out)
     began = time.monotonic()
-    plan = make_plan([read_facts(path) for path in choose_episodes(source, options.episodes, options.exclude)], options)
-    run = _Run(source, out, plan, engine, workers, ray_options, progress, overwrite=overwrite)
+    there = open_episodes(source)
+    plan = make_plan(there.facts(options.episodes, options.exclude), options)
+    run = PackRun(source, there, out, plan, engine, workers, ray_options, progress, overwrite=overwrite)
     # What is unchanged or refused is left alone entirely, so this looks before it locks, and once more behind the lock.
     manifest = run.unchanged() or run.write(began)
     for text in run.warnings:
@@ -131,7 +122,8 @@ def pack(
     if keep is not None:
         for removed in collect_generations(out, keep):
             _log.info("%s: removed %s", out, removed)
-    return paths_of(out, manifest)
+    paths = paths_of(out, manifest)
+    return [str(path) for path in paths] if out.is_remote else [path.path for path in paths]
 
 
 def _keep_days(collect: bool, keep_days: float | None) -> float | None:
@@ -145,204 +137,14 @@ def _keep_days(collect: bool, keep_days: float | None) -> float | None:
     return KEEP_DAYS if keep_days is None else check_keep_days(keep_days)
 
 
-def _local(path: str | Path, name: str) -> Path:
-    if not isinstance(path, str | Path):
-        raise ConfigError(f"{name} must be a path, not {path!r}.")
-    if "://" in str(path):
-        raise ConfigError(f"{name} {path}: packing works on local disks only in this version.")
-    return local_path(path, name)
-
-
-def _check_apart(source: Path, out: Path) -> None:
+def _check_apart(source: Place, out: Place) -> None:
     """Packing never writes into what it reads."""
-    source, out = source.resolve(), out.resolve()
+    if not source.is_remote and not out.is_remote:
+        source, out = Place(str(source.path.resolve())), Place(str(out.path.resolve()))
     if source == out:
         raise ConfigError(f"output_dir and input_dir are the same directory {out}; pack never writes into episodes.")
-    for folder in (out, *out.parents):
-        if folder.parent == source and (folder / METADATA).is_file():
+    folder = out
+    while folder != folder.parent:
+        if folder.parent == source and files.stat(folder / METADATA) is not None:
             raise ConfigError(f"output_dir {out} is inside the episode {folder}; name a directory outside of it.")
-
-
-def _write_counted(task: FileTask, counts: Path) -> FileResult:
-    """What a worker does: write a file and say now and then how far it is."""
-    count = FrameCount(counts / task.target.stem, sum(shard.frames for shard in task.shards))
-    try:
-        return write_file(task, count.add)
-    finally:
-        count.close()
-
-
-class _Run:
-    """One pack."""
-
-    def __init__(
-        self,
-        source: Path,
-        out: Path,
-        plan: PackPlan,
-        engine: EngineName,
-        workers: int | None,
-        ray_options: Mapping[str, Any] | None,
-        progress: Progress | None,
-        *,
-        overwrite: bool,
-    ) -> None:
-        self.source, self.out, self.plan = source, out, plan
-        self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
-        self.overwrite = overwrite
-        self.current: existing.Standing | None = None
-        self.warnings: list[str] = list(plan.warnings)
-
-    def unchanged(self) -> Manifest | None:
-        """The dataset that stands there, when it is exactly what was asked for; None when there is work to do.
-
-        Raises:
-            PackError: another dataset stands there and it may not be replaced.
-        """
-        self.current = existing.standing(self.out)
-        if self.current is None:
-            return None
-        same = self.current.manifest.pack_fingerprint == self.plan.fingerprint
-        if same and not self.current.damage:
-            return self.current.manifest
-        if not self.overwrite:
-            what = "; ".join(self.current.damage) if same else existing.changes(self.current, self.out, self.plan)
-            raise PackError(
-                f"{self.out} holds a packed dataset already, and this one would differ: {what}. "
-                "Say --overwrite (overwrite=True) for a new generation beside it, or name another directory."
-            )
-        return None
-
-    def write(self, began: float) -> Manifest:
-        """Write files, index and manifest, holding the lock on the output."""
-        found = survey(self.source, self.plan)
-        self.warnings += found.warnings
-        with OutputLock(self.out):
-            # another run may have been here while the episodes were read
-            return self.unchanged() or self._write(found, began)
-
-    def _write(self, found: Survey, began: float) -> Manifest:
-        generation = existing.next_generation(self.out, self.current, self.plan)
-        folder = existing.folder_of(self.out, generation)
-        with storage_errors("write to", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        existing.sweep([self.out, folder])
-        self._clear(folder, generation)
-        clear_counts(self.out)
-        try:
-            return self._write_generation(generation, folder, found, began)
-        except BaseException:
-            with suppress(StorageError):  # what stopped the run is what to hear of
-                existing.sweep([self.out, folder])
-            clear_counts(self.out)
-            raise
-
-    def _write_generation(self, generation: int, folder: Path, found: Survey, began: float) -> Manifest:
-        started = time.monotonic()
-        with self._engine() as engine:
-            counts = progress_folder(self.out)
-            tasks = [self._task(file, folder) for file in self.plan.files]
-            results = write_files(engine, tasks, partial(_write_counted, counts=counts), self.progress, counts)
-            self._check_unchanged()
-            written = time.monotonic()
-            samples = fidelity.tasks(self.plan, self.source, folder)
-            names = [task.episode.name for task in samples]
-            measured = each(engine, fidelity.compare, samples, names, self.progress, "episodes to compare")
-            where = {"engine": engine.name, "workers": engine.lanes}
-        psnr = fidelity.worst(self.plan.streams, measured)
-        summaries = [result.summary for result in results]
-        manifest, index = describe(self.out, generation, self.plan, found, summaries, psnr)
-        now = time.monotonic()
-        seconds = {"read": started - began, "write": written - started, "compare": now - written, "all": now - began}
-        # The current manifest is the last that is written: a run killed before it is finished by the next one, report
-        # and all, and behind it there is nothing to finish.
-        self._report(manifest, results, seconds, where)
-        clear_counts(self.out)
-        publish(self.out, manifest, index)
-        return manifest
-
-    def _check_unchanged(self) -> None:
-        """Refuse clocks, statistics and reused files of an episode that an ingest has replaced since it was planned."""
-        for episode in self.plan.episodes:
-            path = self.source / episode.episode_id
-            if read_facts(path).digest != episode.digest:
-                raise PackError(f"{path} was replaced while it was packed; pack again when ingest has ended.")
-
-    def _clear(self, folder: Path, generation: int) -> None:
-        """Make room where a killed run with other options left files that no current manifest names."""
-        strangers = existing.leftovers(folder, self.plan)
-        foreign = [path for path in strangers if stored_id(path) is None]
-        # a generation's folder is ours alone; the directory itself may be somebody's, unless they said otherwise
-        if foreign:
-            names = ", ".join(path.name for path in foreign[:3])
-            raise PackError(
-                f"{folder} holds files that are named like KHLP files and are none ({names}): remove them, or name "
-                "another directory."
-            )
-        if strangers and folder == self.out and not self.overwrite:
-            names = ", ".join(path.name for path in strangers[:3])
-            raise PackError(
-                f"{folder} holds files that no manifest names and that this pack would not write ({names}), probably "
-                "of a run that was killed: remove them, say --overwrite, or name another directory."
-            )
-        stale = self.out / existing.manifest_name(generation)
-        for path in (stale, *strangers) if strangers else ():
-            with storage_errors("remove", path):
-                path.unlink(missing_ok=True)
-
-    def _task(self, file: FilePlan, folder: Path) -> FileTask:
-        episodes = self.plan.episodes
-        return FileTask(
-            input_dir=self.source,
-            target=folder / file.name,
-            profile=self.plan.options.storage_profile,
-            streams=self.plan.streams,
-            hlp_id=file.hlp_id,
-            shards=tuple(
-                TaskShard(
-                    episodes[shard.episode].episode_id,
-                    episodes[shard.episode].source_id,
-                    episodes[shard.episode].digest,
-                    shard.first_frame,
-                    shard.frames,
-                )
-                for shard in file.shards
-            ),
-            reencode=reencodes(self.plan.options),
-        )
-
-    def _engine(self) -> Engine:
-        """Where the work runs: as asked, but what only copies a little is done before a process has started."""
-        if self.engine == "processes" and self.plan.copied_bytes is not None and self.plan.copied_bytes < _FEW_BYTES:
-            return Engine("inline")
-        return Engine(self.engine, self.workers, self.ray_options)
-
-    def _report(
-        self, manifest: Manifest, results: Iterable[FileResult], seconds: Mapping[str, float], where: Mapping[str, Any]
-    ) -> None:
-        """What the run did; the only file that holds durations."""
-        files = list(results)
-        size = sum(result.summary.bytes for result in files)
-        write_json(
-            self.out / REPORT,
-            {
-                "dataset": manifest.dataset,
-                "generation": manifest.generation,
-                "storage_profile": manifest.storage_profile,
-                "episodes": manifest.num_episodes,
-                "frames": manifest.num_frames,
-                "bytes": size,
-                "files_written": sum(not result.reused for result in files),
-                "files_reused": sum(result.reused for result in files),
-                "psnr_y": {
-                    stream.info().key: stream.psnr_y for stream in manifest.streams if stream.psnr_y is not None
-                },
-                "input_dir": str(self.source.resolve()),
-                "excluded": dict(self.plan.options.exclude),
-                "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-                **where,
-                "frames_per_second": round(manifest.num_frames / max(seconds["all"], 1e-3), 1),
-                "bytes_per_second": round(size / max(seconds["all"], 1e-3)),
-                "warnings": self.warnings,
-            },
-        )
+        folder = folder.parent

@@ -1,5 +1,6 @@
 """Fixtures that several folders use."""
 
+import logging
 import os
 import signal
 import urllib.request
@@ -27,6 +28,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """URL of an S3 server (moto's, a real one on loopback)."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for every request
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

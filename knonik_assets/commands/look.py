@@ -53,7 +53,9 @@ def detect_command(
 
 
 def inspect_command(
-    path: Annotated[Path, typer.Argument(help="KHLP file, manifest, episode directory, ingest output, raw dataset.")],
+    path: Annotated[
+        str, typer.Argument(help="KHLP file or manifest (also by URL), episode directory, ingest output, raw dataset.")
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every payload and file against its checksum.")
     ] = False,

@@ -42,8 +42,8 @@ class Chroma(StrEnum):
     c444 = "444"
 
 
-InputDir = Annotated[str, typer.Option("--input-dir", help="Folder of ingested episodes.")]
-OutputDir = Annotated[str, typer.Option("--output-dir", help="Where the packed dataset goes.")]
+InputDir = Annotated[str, typer.Option("--input-dir", help="Folder of ingested episodes, or its URL.")]
+OutputDir = Annotated[str, typer.Option("--output-dir", help="Where the packed dataset goes: a folder or URL.")]
 DatasetName = Annotated[str, typer.Option("--dataset-name", help="The dataset's name in the manifest.")]
 ShardSize = Annotated[
     int | None, typer.Option("--shard-size", min=1, help="Frames a shard at most; default: the episodes' hint, or 45.")
@@ -137,7 +137,6 @@ def _keywords(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _pack(options: dict[str, Any], *, quiet: bool) -> None:
     from knonik_assets.collecting import KEEP_DAYS, collect_generations
-    from knonik_assets.configs.documents import local_path
     from knonik_assets.ingesting.progress import console_progress
     from knonik_assets.pack import pack
 
@@ -151,6 +150,5 @@ def _pack(options: dict[str, Any], *, quiet: bool) -> None:
         say("warning", str(warning.message))
     out.print(str(paths[0]), highlight=False, soft_wrap=True, markup=False)
     if collect:  # last, so that the manifest's path is told whatever collecting meets
-        folder = local_path(options["output_dir"], "output_dir")
-        for removed in collect_generations(folder, KEEP_DAYS if keep_days is None else keep_days):
+        for removed in collect_generations(options["output_dir"], KEEP_DAYS if keep_days is None else keep_days):
             say("removed", str(removed), colour="cyan")

@@ -15,7 +15,17 @@ import yaml
 
 from knonik_loader.errors import ConfigError, StorageError
 
-__all__ = ["load_document", "load_yaml", "local_path", "parse_json", "parse_yaml", "plain", "write_json", "write_whole"]
+__all__ = [
+    "json_bytes",
+    "load_document",
+    "load_yaml",
+    "local_path",
+    "parse_json",
+    "parse_yaml",
+    "plain",
+    "write_json",
+    "write_whole",
+]
 
 _DEEPEST = 64
 _MOST_ENTRIES = 100_000
@@ -237,8 +247,12 @@ def write_json(path: Path, value: Any) -> Path:  # noqa: ANN401 - any document
     Raises:
         StorageError: the disk refuses; what stood there before still does.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_whole(path, text.encode())
+    return write_whole(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:  # noqa: ANN401 - any document
+    """A JSON document as it is written to a file."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def write_whole(path: Path, data: bytes) -> Path:

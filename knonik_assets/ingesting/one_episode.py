@@ -17,14 +17,13 @@ from knonik_assets.episodes.remote import publish_remote
 from knonik_assets.episodes.writer import EpisodeWriter
 from knonik_assets.ingesting.facts import Length, about, clock, common_length, language, nominal_fps
 from knonik_assets.ingesting.fingerprints import Entries, FileDigests
-from knonik_assets.ingesting.output import check_lease
 from knonik_assets.ingesting.pictures import Pictures
 from knonik_assets.ingesting.progress import FrameCount, progress_folder
 from knonik_assets.ingesting.report import EpisodeOutcome
 from knonik_assets.sources.base import EpisodeRef, Source, SourceEpisode
 from knonik_assets.sources.guarded import remote_source
 from knonik_assets.sources.registry import open_source
-from knonik_assets.storage import ObjectFolder, Place, Scratch
+from knonik_assets.storage import ObjectFolder, Place, Scratch, check_lease
 from knonik_loader.errors import EpisodeError, KnonikError, StorageError
 
 __all__ = ["EpisodeResult", "EpisodeTask", "ingest_episode"]

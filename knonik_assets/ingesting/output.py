@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +15,10 @@ from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.ingesting.numbering import NUMBERS
 from knonik_assets.ingesting.planning import remove
-from knonik_assets.storage import LEASE, Lease, ObjectFolder, Place, Room, Scratch
+from knonik_assets.storage import Lease, ObjectFolder, Place, Room, Scratch
 from knonik_loader.errors import EpisodeError, KnonikError, StorageError, reworded
 
-__all__ = ["LocalOutput", "Output", "RemoteOutput", "check_lease", "open_output"]
+__all__ = ["LocalOutput", "Output", "RemoteOutput", "open_output"]
 
 _STATE = ".knonik"
 _KEPT_STATE = (NUMBERS, f"{_STATE}/fingerprints.json", "config.json")
@@ -214,18 +213,3 @@ class RemoteOutput(Output):
             if local not in str(error):
                 raise
             raise reworded(error, str(error).replace(local, self.where)) from error
-
-
-def check_lease(folder: ObjectFolder, lease: str) -> None:
-    """In a worker: is the output still that run's alone which gave the work?
-
-    Raises:
-        StorageError: another run has taken over.
-    """
-    found = folder.get(LEASE)
-    try:
-        said = json.loads(found[0]) if found is not None else {}
-    except ValueError:
-        said = {}
-    if said.get("id") != lease or said.get("released"):
-        raise StorageError(f"{folder.place} was taken over by another run; this one stops.")

@@ -138,13 +138,14 @@ def bare_jpeg_rate(jpegs: Sequence[bytes], seconds: float = 1.0) -> float:
 def _stored_jpegs(manifest: Path, most: int = 512) -> list[bytes]:
     """The first JPEGs of a ``training_fast`` dataset."""
     found: list[bytes] = []
-    for index, data in PackedDataset(manifest).opened():
+    for packed in PackedDataset(manifest).opened():
+        index = packed.index
         for shard in range(index.num_shards):
             for stream in index.streams:
                 if stream.kind == "rgb" and len(found) < most:
                     table = index.records(shard, stream.stream_id)
                     for offset, size in zip(table.offsets, table.sizes, strict=True):
-                        found.append(bytes(data[int(offset) : int(offset) + int(size)]))
+                        found.append(packed.read(int(offset), int(size)))
     return found
 
 

@@ -131,7 +131,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
             **({"collected": ", ".join(str(each.generation) for each in collected)} if collected else {}),
             "seconds": round(seconds, 2),
             **({} if unchanged else {"frames_per_second": round(_pictures(dataset) / seconds, 1)}),
-            "manifest": dg.MetadataValue.path(str(dataset.path)),
+            "manifest": dg.MetadataValue.path(str(dataset.place)),
             **card_metadata(card),
         },
         data_version=dg.DataVersion(dataset.manifest.digest()),

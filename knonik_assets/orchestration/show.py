@@ -98,7 +98,7 @@ def packed_picture(dataset: PackedDataset) -> dict[str, Any]:
     """A film strip of moments all over a packed dataset, as a loader decodes them; nothing where it has no camera."""
     from knonik_assets.quality.pictures import markdown_image, packed_strip
 
-    strip = packed_strip(dataset.path, f"{dataset.manifest.dataset}, as a loader decodes it", frames=6, width=150)
+    strip = packed_strip(dataset.place, f"{dataset.manifest.dataset}, as a loader decodes it", frames=6, width=150)
     return {} if strip is None else {"film_strip": dg.MetadataValue.md(markdown_image(strip, "film strip of the pack"))}
 
 
@@ -139,8 +139,8 @@ def compression_table(dataset: PackedDataset) -> dg.TableMetadataValue:
     from knonik_assets.quality.finding import size_text
 
     packed: Counter[str] = Counter()
-    for index, _ in dataset.opened():
-        packed.update(stream_bytes(index))
+    for file in dataset.opened():
+        packed.update(stream_bytes(file.index))
     total = max(sum(packed.values()), 1)
     rows = []
     for entry in dataset.manifest.streams:

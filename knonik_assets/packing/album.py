@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,24 @@ from knonik_assets.sources.base import EncodedImage, EpisodeRef
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.images import decode_image
 from knonik_assets.sources.registry import open_source
+from knonik_assets.storage import Place
+from knonik_assets.storage.files import Location, stat
 from knonik_loader.errors import ConfigError, EpisodeError, FormatError, StorageError
 from knonik_loader.khlp.manifest import MANIFEST_NAME
 from knonik_loader.khlp.types import batch_key
 
-__all__ = ["Album", "EpisodesAlbum", "Moment", "PackedAlbum", "RawAlbum", "Span", "find", "moments", "open_album"]
+__all__ = [
+    "Album",
+    "EpisodesAlbum",
+    "Moment",
+    "PackedAlbum",
+    "RawAlbum",
+    "Span",
+    "find",
+    "moments",
+    "open_album",
+    "packed_kind",
+]
 
 Pictures = dict[str, npt.NDArray[Any]]
 """Batch key → (H, W, 3) uint8 of a colour camera, (H, W) of a depth camera; colour first."""
@@ -71,25 +84,40 @@ class Album(Protocol):
         ...
 
 
-def open_album(path: Path) -> Album:
+def open_album(location: str | Location) -> Album:
     """The frames of a file or folder.
 
     Raises:
         ConfigError: there are none of any known kind.
         SourceError, EpisodeError, FormatError: it cannot be read.
     """
-    if path.is_file() and path.suffix == ".khlp":
-        return PackedAlbum([path])
-    manifest = path if path.is_file() else path / MANIFEST_NAME
-    if manifest.is_file() and manifest.name.startswith("hlp_manifest"):
+    place = Place.of(location, "path")
+    packed = packed_kind(place)
+    if packed == "khlp":
+        return PackedAlbum([place])
+    if packed in ("manifest", "folder"):
+        manifest = place if packed == "manifest" else place / MANIFEST_NAME
         return PackedAlbum([manifest.parent / entry.uri for entry in read_manifest(manifest).hlps])
-    if path.is_file() and path.suffix == ".khli":
-        raise ConfigError(f"{path} is an index and holds no frames; name the manifest or a .khlp file beside it.")
+    if packed == "index":
+        raise ConfigError(f"{place} is an index and holds no frames; name the manifest or a .khlp file beside it.")
+    path = place.path
     if (path / METADATA).is_file():
         return EpisodesAlbum([path])
     if path.is_dir() and (episodes := list_episodes(path)):
         return EpisodesAlbum(episodes)
     return RawAlbum(path)
+
+
+def packed_kind(place: Place) -> Literal["khlp", "manifest", "folder", "index", ""]:
+    """What of a packed dataset is at a place; nothing where something else is."""
+    if stat(place) is not None:
+        if place.name.endswith(".khlp"):
+            return "khlp"
+        if place.name.startswith("hlp_manifest"):
+            return "manifest"
+        if place.name.endswith(".khli"):
+            return "index"
+    return "folder" if stat(place / MANIFEST_NAME) is not None else ""
 
 
 def moments(album: Album, count: int) -> list[Moment]:
@@ -137,8 +165,8 @@ class PackedAlbum:
         FormatError, StorageError: not one of them can be opened.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._places: dict[Span, tuple[Path, int]] = {}
+    def __init__(self, files: Sequence[Place]) -> None:
+        self._places: dict[Span, tuple[Place, int]] = {}
         self.digests: dict[str, bytes] = {}
         """Episode → digest of what it was packed from."""
         error: FormatError | StorageError | None = None
@@ -152,7 +180,7 @@ class PackedAlbum:
         self.spans: Sequence[Span] = sorted(self._places, key=lambda span: (span.episode, span.first))
         self.names: Sequence[str] = list(dict.fromkeys(span.episode for span in self.spans))
 
-    def _add(self, file: Path) -> None:
+    def _add(self, file: Place) -> None:
         with open_packed(file) as packed:
             self.digests.update({row.episode_id: row.digest for row in packed.index.episodes})
             for number in range(packed.index.num_shards):

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatchcase as fnmatch
 
-from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stored import stored_id
-from knonik_loader.errors import FormatError, PackError
+from knonik_assets.storage import ObjectInfo, Place
+from knonik_assets.storage.files import Location, get, listing, read_bytes, remove, stats
+from knonik_loader.errors import FormatError, PackError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import MANIFEST_NAME, Manifest, load_manifest
 from knonik_loader.khlp.writer import PARTIAL_SUFFIX
@@ -44,6 +45,8 @@ class Standing:
     manifest: Manifest
     damage: tuple[str, ...]
     """Files that it names and that are missing or of another size."""
+    info: ObjectInfo
+    """Of the manifest, as it was read."""
 
 
 def manifest_name(generation: int) -> str:
@@ -51,58 +54,59 @@ def manifest_name(generation: int) -> str:
     return f"hlp_manifest.{generation}.json"
 
 
-def folder_of(out: Path, generation: int) -> Path:
+def folder_of(out: Place, generation: int) -> Place:
     """Where the files of a generation are."""
     return out if generation == 1 else out / f"gen_{generation:04d}"
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Location) -> Manifest:
     """Read a manifest.
 
     Raises:
         FormatError: it is none, contradicts itself, or is of another format version.
         StorageError: it cannot be read.
     """
-    with storage_errors("read", path):
-        text = path.read_bytes()
-    return load_manifest(text, str(path))
+    return load_manifest(read_bytes(path), str(path))
 
 
-def standing(out: Path) -> Standing | None:
+def standing(out: Location) -> Standing | None:
     """The dataset that ``hlp_manifest.json`` names; None where there is none.
 
     Raises:
         PackError: there is a manifest that cannot be understood, so that nothing can be said of what is there.
     """
-    path = out / MANIFEST_NAME
-    if not path.exists():
+    out = Place.of(out, "output_dir")
+    found = get(out / MANIFEST_NAME)
+    if found is None:
         return None
+    text, info = found
     try:
-        manifest = read_manifest(path)
+        manifest = load_manifest(text, str(out / MANIFEST_NAME))
     except FormatError as error:
         raise PackError(
             f"{str(error).rstrip('.')}. Remove what is in {out}, or pack into another directory."
         ) from error
-    files = [(entry.uri, entry.bytes) for entry in manifest.hlps]
-    files.append((manifest.index.uri, manifest.index.bytes))
-    damage = tuple(text for uri, size in files if (text := _missing(out / uri, size)))
-    return Standing(manifest, damage)
+    files = [(out / entry.uri, entry.bytes) for entry in manifest.hlps]
+    files.append((out / manifest.index.uri, manifest.index.bytes))
+    there = stats(place for place, _ in files)
+    missing = [_missing(place, seen, size) for (place, size), seen in zip(files, there, strict=True)]
+    damage = tuple(said for said in missing if said)
+    return Standing(manifest, damage, info)
 
 
-def _missing(path: Path, size: int) -> str:
-    if not path.is_file():
-        return f"{path} is missing"
-    found = path.stat().st_size
-    return "" if found == size else f"{path} has {found} bytes instead of {size}"
+def _missing(place: Place, found: ObjectInfo | None, size: int) -> str:
+    if found is None:
+        return f"{place} is missing"
+    return "" if found.size == size else f"{place} has {found.size} bytes instead of {size}"
 
 
-def kept_generations(out: Path) -> dict[int, Path]:
-    """The manifests of all generations that are still there: number → path."""
-    found = ((_GENERATION.fullmatch(path.name), path) for path in out.glob("hlp_manifest.*.json"))
-    return {int(match[1]): path for match, path in found if match}
+def kept_generations(out: Location) -> dict[int, Place]:
+    """The manifests of all generations that are still there: number → place."""
+    out = Place.of(out, "output_dir")
+    return {int(match[1]): out / name for name in listing(out) if (match := _GENERATION.fullmatch(name))}
 
 
-def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
+def next_generation(out: Place, current: Standing | None, plan: PackPlan) -> int:
     """The number of the generation to write: one that no manifest has, current or kept, so that every job goes on.
 
     A run that was killed just before the end may have left its generation's manifest without making it the current
@@ -119,7 +123,7 @@ def next_generation(out: Path, current: Standing | None, plan: PackPlan) -> int:
     return newest if unfinished else newest + 1
 
 
-def changes(current: Standing, out: Path, plan: PackPlan) -> str:
+def changes(current: Standing, out: Place, plan: PackPlan) -> str:
     """What differs between the dataset that stands there and the plan, in a few words."""
     old, options = current.manifest, plan.options
     pairs = [
@@ -135,9 +139,8 @@ def changes(current: Standing, out: Path, plan: PackPlan) -> str:
     found = [f"{name} {was} -> {now}" for name, was, now in pairs if was != now]
     found += _stream_changes(old, plan)
     try:
-        with storage_errors("read", out / old.index.uri):
-            index = DatasetIndex.from_bytes((out / old.index.uri).read_bytes(), old.index.uri)
-    except (FormatError, OSError):
+        index = DatasetIndex.from_bytes(read_bytes(out / old.index.uri), old.index.uri)
+    except (FormatError, StorageError):
         return "; ".join([*found, "its index cannot be read"])
     was = {
         name: digest.tobytes() for name, digest in zip(index.episodes.episode_id, index.episodes.digest, strict=True)
@@ -167,20 +170,19 @@ def _stream_changes(old: Manifest, plan: PackPlan) -> Iterator[str]:
             yield f"{key} {_json(was[key].params)} -> {_json(now[key].params)}"
 
 
-def leftovers(folder: Path, plan: PackPlan) -> list[Path]:
+def leftovers(folder: Place, plan: PackPlan) -> list[Place]:
     """KHLP files in a folder without a finished dataset that are not of this plan."""
     planned = {file.name: file.hlp_id for file in plan.files}
-    return sorted(
-        path for path in folder.glob("hlp_*.khlp") if path.name not in planned or stored_id(path) != planned[path.name]
-    )
+    there = [folder / name for name in listing(folder) if fnmatch(name, "hlp_*.khlp")]
+    return [place for place in there if place.name not in planned or stored_id(place) != planned[place.name]]
 
 
-def sweep(folders: Iterable[Path]) -> None:
-    """Remove half-written files of runs that died; the caller holds the directory's lock."""
+def sweep(folders: Iterable[Place]) -> None:
+    """Remove half-written files of runs that died; the caller holds the directory's lock. Objects are never half."""
+    halves = (f".hlp_*{PARTIAL_SUFFIX}", f".pack_report.*{PARTIAL_SUFFIX}")
     for folder in folders:
-        for path in (*folder.glob(f".hlp_*{PARTIAL_SUFFIX}"), *folder.glob(f".pack_report.*{PARTIAL_SUFFIX}")):
-            with storage_errors("remove", path):
-                path.unlink(missing_ok=True)
+        if not folder.is_remote:
+            remove([folder / name for name in listing(folder) if any(fnmatch(name, half) for half in halves)])
 
 
 def _some(names: list[str]) -> str:

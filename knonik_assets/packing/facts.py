@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from knonik_assets.configs.validation import unknown
 from knonik_assets.episodes.metadata import EpisodeMetadata
-from knonik_assets.episodes.reader import EpisodeReader, RgbInfo, list_episodes
+from knonik_assets.episodes.reader import EpisodeReader, RgbInfo
+from knonik_assets.episodes.storing import digest_file, storage_errors
 from knonik_loader.errors import ConfigError, EpisodeError, PackError
-from knonik_loader.khlp.types import StreamKind, batch_key
+from knonik_loader.khlp.types import StreamInfo, StreamKind, batch_key
 
-__all__ = ["EpisodeFacts", "StreamFacts", "annotated", "choose_episodes", "kept_reader", "read_facts"]
+__all__ = [
+    "EpisodeFacts",
+    "StreamFacts",
+    "annotated",
+    "check_files",
+    "choose_episodes",
+    "kept_reader",
+    "packed_files",
+    "read_facts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +78,49 @@ class EpisodeFacts:
     """Digest of its files' checksums, annotations apart; empty: not known."""
 
 
-def choose_episodes(input_dir: Path, only: Sequence[str] | None, exclude: Mapping[str, str]) -> list[Path]:
-    """Directories of the episodes to pack, in natural order.
+def choose_episodes(
+    there: Sequence[str], where: str, only: Sequence[str] | None, exclude: Mapping[str, str]
+) -> list[str]:
+    """Names of the episodes to pack, in the order in which they are there.
+
+    Args:
+        there: the names of all episodes.
+        where: what to call their folder in messages.
+        only: those that are asked for; None: all.
+        exclude: those that are not.
 
     Raises:
-        ConfigError: there is no such directory, or an episode is named that it doesn't have.
+        ConfigError: an episode is named that is not there.
         PackError: nothing is left to pack.
     """
-    if not input_dir.is_dir():
-        raise ConfigError(f"There is no directory {input_dir} to pack; name the output directory of an ingest.")
-    found = {path.name: path for path in list_episodes(input_dir)}
-    if not found:
-        raise PackError(f"No ingested episode in {input_dir}: name a directory that holds episode_*/metadata.json.")
+    if not there:
+        raise PackError(f"No ingested episode in {where}: name a directory that holds episode_*/metadata.json.")
+    known = set(there)
     for option, names in (("episodes", only or ()), ("exclude", exclude)):
         for name in names:
-            if name not in found:
-                raise ConfigError(f"{option}: {unknown(name, found, 'episode')} Episodes are those of {input_dir}.")
-    chosen = [path for name, path in found.items() if (only is None or name in only) and name not in exclude]
+            if name not in known:
+                raise ConfigError(f"{option}: {unknown(name, there, 'episode')} Episodes are those of {where}.")
+    asked = known if only is None else set(only)
+    chosen = [name for name in there if name in asked and name not in exclude]
     if not chosen:
-        raise PackError(f"Every episode of {input_dir} is excluded; nothing is left to pack.")
+        raise PackError(f"Every episode of {where} is excluded; nothing is left to pack.")
     return chosen
 
 
-def read_facts(path: Path) -> EpisodeFacts:
+def read_facts(path: Path, sizes: Mapping[str, int] | None = None) -> EpisodeFacts:
     """Facts of one episode.
+
+    Args:
+        path: its folder.
+        sizes: bytes of the episode's files, by name relative to it, where only metadata and annotations are in the
+            folder; None: all files are.
 
     Raises:
         EpisodeError: metadata is missing or invalid, a file is missing or has another size, or there is no frame.
     """
     reader = EpisodeReader(path)
     metadata = reader.metadata
-    _check_files(path, metadata)
+    _check_files(path, metadata, sizes)
     if metadata.episode_length < 1:
         raise EpisodeError(f"{path}: the episode has no frame; leave it out with --exclude {path.name}.")
     language = reader.language()
@@ -142,16 +166,45 @@ def _content(metadata: EpisodeMetadata) -> bytes:
     return hashlib.sha256(json.dumps(files).encode()).digest()
 
 
-def _check_files(path: Path, metadata: EpisodeMetadata) -> None:
+def _check_files(path: Path, metadata: EpisodeMetadata, sizes: Mapping[str, int] | None) -> None:
     """Sizes only: content is read, and judged, when it is packed."""
     for name, entry in metadata.files.items():
         if annotated(name):
             continue
         file = path / name
-        size = file.stat().st_size if file.is_file() else None
+        size = _size(file) if sizes is None else sizes.get(name)
         if size != entry.bytes:
             what = "is missing" if size is None else f"has {size} bytes, not the {entry.bytes} it was written with"
             raise EpisodeError(f"{file} {what}; ingest again, or leave the episode out with --exclude {path.name}.")
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
+
+
+def check_files(reader: EpisodeReader, begin: tuple[str, ...]) -> None:
+    """Compare the files of an episode whose names begin so (see `packed_files`) with their checksums.
+
+    A damaged number is just another number, and damaged pictures need not fail either: JPEGs pass undecoded, and video
+    decoders paint over what is missing.
+
+    Raises:
+        EpisodeError: one differs.
+        StorageError: one cannot be read.
+    """
+    names = [name for name in reader.metadata.files if name.startswith(begin)]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing lets go of the interpreter
+        for name, digest in zip(names, pool.map(_digest, [reader.path / name for name in names]), strict=True):
+            if digest != reader.metadata.files[name].sha256:
+                raise EpisodeError(
+                    f"{reader.path / name} differs from the checksum it was written with; remove the episode and "
+                    f"ingest it again, or leave it out with --exclude {reader.path.name}."
+                )
+
+
+def _digest(path: Path) -> str:
+    with storage_errors("read", path):
+        return digest_file(path)[1]
 
 
 def _shard_size_hint(metadata: EpisodeMetadata) -> int | None:
@@ -171,8 +224,8 @@ def _streams(reader: EpisodeReader) -> dict[str, StreamFacts]:
         size = sum(entry.bytes for file, entry in metadata.files.items() if file.startswith(f"rgb_{name}."))
         found.append(StreamFacts("rgb", name, (info.height, info.width, 3), codec=info.codec, bytes=size, stored=info))
     for name in metadata.depth_streams:
-        shape = tuple(int(size) for size in reader.depth_shape(name))
-        found.append(StreamFacts("depth", name, shape, quantization_mm=float(reader.depth_quantization_mm(name))))
+        shape, quantum = _depth_facts(reader, name)
+        found.append(StreamFacts("depth", name, shape, quantization_mm=quantum))
     for name in metadata.numeric_streams:
         labels = metadata.channel_names.get(name)
         dim = _numeric_dim(reader, name)
@@ -183,6 +236,24 @@ def _streams(reader: EpisodeReader) -> dict[str, StreamFacts]:
             f"{reader.path}: two streams would have one key in a batch; rename one in the ingest config."
         )
     return streams
+
+
+def _depth_facts(reader: EpisodeReader, name: str) -> tuple[tuple[int, int], float]:
+    """(H, W) and millimetres of a step: as recorded, or from the file itself."""
+    params = reader.metadata.stream_params.get(f"depth_{name}", {})
+    try:
+        return (int(params["height"]), int(params["width"])), float(params["quantization_mm"])
+    except KeyError:
+        height, width = reader.depth_shape(name)
+        return (height, width), float(reader.depth_quantization_mm(name))
+
+
+def packed_files(streams: Sequence[StreamInfo]) -> tuple[str, ...]:
+    """What the names of an episode's files begin with that the clock and these streams are in."""
+    return (
+        "frame_time/",
+        *(f"{stream.name}/" if stream.kind == "numeric" else f"{stream.key}." for stream in streams),
+    )
 
 
 def _numeric_dim(reader: EpisodeReader, name: str) -> int:

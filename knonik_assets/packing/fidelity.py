@@ -6,14 +6,14 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from knonik_assets.packing.facts import kept_reader
+from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.packing.frames import rgb_frames
 from knonik_assets.packing.plan import PackPlan
+from knonik_assets.packing.staging import Desk, Staging
 from knonik_assets.packing.stored import open_packed
 from knonik_loader.errors import DecodeError, EpisodeError
 from knonik_loader.khlp.types import StreamInfo
@@ -29,7 +29,8 @@ class Sample:
     """One frame to compare, and where it was packed."""
 
     frame: int
-    file: Path
+    file: str
+    """Name."""
     shard: int
     row: int
 
@@ -38,7 +39,9 @@ class Sample:
 class FidelityTask:
     """The samples of one episode."""
 
-    episode: Path
+    staging: Staging
+    episode: str
+    """Name."""
     digest: bytes
     """Of its `knonik_assets.packing.facts.EpisodeFacts`."""
     streams: tuple[StreamInfo, ...]
@@ -46,13 +49,12 @@ class FidelityTask:
     samples: tuple[Sample, ...]
 
 
-def tasks(plan: PackPlan, input_dir: Path, folder: Path) -> list[FidelityTask]:
+def tasks(plan: PackPlan, staging: Staging) -> list[FidelityTask]:
     """Which frames to compare: the same ones in every run.
 
     Args:
         plan: what was packed.
-        input_dir: the episodes.
-        folder: where the KHLP files are.
+        staging: where the episodes and the KHLP files are.
     """
     streams = tuple(stream for stream in plan.streams if stream.kind == "rgb")
     if not streams:
@@ -63,11 +65,12 @@ def tasks(plan: PackPlan, input_dir: Path, folder: Path) -> list[FidelityTask]:
         for number, shard in enumerate(file.shards):
             for frame in wanted[shard.episode]:
                 if 0 <= frame - shard.first_frame < shard.frames:
-                    place = Sample(frame, folder / file.name, number, frame - shard.first_frame)
+                    place = Sample(frame, file.name, number, frame - shard.first_frame)
                     samples[shard.episode].append(place)
     return [
         FidelityTask(
-            input_dir / episode.episode_id,
+            staging,
+            episode.episode_id,
             episode.digest,
             streams,
             tuple(sorted(chosen, key=lambda sample: sample.frame)),
@@ -92,10 +95,18 @@ def compare(task: FidelityTask) -> dict[str, float]:
         FormatError: what was packed does not read back.
         EpisodeError: the episode does not, or a picture that passed untouched does not decode.
     """
-    reader = kept_reader(task.episode, task.digest)
+
+    def look(desk: Desk) -> dict[str, float]:
+        with desk.episode(task.episode, task.digest, task.streams) as reader:
+            return _compare(task, reader)
+
+    return task.staging.work(task.episode, look)
+
+
+def _compare(task: FidelityTask, reader: EpisodeReader) -> dict[str, float]:
     errors: dict[str, list[float]] = {stream.key: [] for stream in task.streams}
     for sample in task.samples:
-        with open_packed(sample.file) as packed:
+        with open_packed(task.staging.folder / sample.file) as packed:
             for stream in task.streams:
                 try:
                     original = next(rgb_frames(reader, stream, sample.frame, sample.frame + 1))

@@ -9,25 +9,25 @@ from typing import Any
 
 from crc32c import crc32c
 
-from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.packing.album import PackedAlbum
 from knonik_assets.packing.existing import read_manifest
 from knonik_assets.packing.reports import Report, measured, report
 from knonik_assets.packing.reports import stream as stream_values
 from knonik_assets.packing.sampling import find_originals, take
-from knonik_assets.packing.stored import crc_of_file, open_packed, stream_bytes
+from knonik_assets.packing.stored import crc_of_file, damage_of, open_packed, stream_bytes
+from knonik_assets.storage import ObjectInfo, Place
+from knonik_assets.storage.files import get, read_bytes, stats
 from knonik_loader.errors import FormatError, StorageError
 from knonik_loader.khlp.agreement import check_file, check_tables, shards_of_files
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import HlpEntry, Manifest
 from knonik_loader.khlp.reader import HlpIndex
 from knonik_loader.khlp.types import StreamInfo
-from knonik_loader.khlp.verify import verify_file
 
 __all__ = ["look_at_index", "look_at_khlp", "look_at_manifest"]
 
 
-def look_at_khlp(path: Path, verify: bool, episodes: Path | None) -> Report:
+def look_at_khlp(path: Place, verify: bool, episodes: Path | None) -> Report:
     """One KHLP file."""
     with open_packed(path) as packed:
         index = packed.index
@@ -42,14 +42,14 @@ def look_at_khlp(path: Path, verify: bool, episodes: Path | None) -> Report:
         }
         sizes = stream_bytes(index)
         streams = [_packed_stream(stream, index.num_frames, sizes) for stream in index.streams]
-    damage = [found.message for found in verify_file(path)] if verify else []
+    damage = [found.message for found in damage_of(path)] if verify else []
     samples = _sampled(path, [path], streams, damage, episodes)
     return report(path, "khlp", facts, streams, damage, samples)
 
 
 def _sampled(
-    path: Path,
-    files: Sequence[Path],
+    path: Place,
+    files: Sequence[Place],
     streams: Sequence[dict[str, Any]],
     damage: list[str],
     episodes: Path | None,
@@ -74,10 +74,9 @@ def _packed_stream(stream: StreamInfo, frames: int, sizes: Mapping[str, int]) ->
     )
 
 
-def look_at_index(path: Path) -> Report:
+def look_at_index(path: Place) -> Report:
     """The index of a packed dataset."""
-    with storage_errors("read", path):
-        index = DatasetIndex.from_bytes(path.read_bytes(), str(path))
+    index = DatasetIndex.from_bytes(read_bytes(path), str(path))
     splits = Counter(split for split in index.episodes.split if split)
     facts = {
         "episodes": len(index.episodes),
@@ -89,20 +88,22 @@ def look_at_index(path: Path) -> Report:
     return report(path, "index", facts, (), ())
 
 
-def look_at_manifest(path: Path, verify: bool, episodes: Path | None) -> Report:
+def look_at_manifest(path: Place, verify: bool, episodes: Path | None) -> Report:
     """A packed dataset: its manifest, its index and every file."""
     manifest = read_manifest(path)
     damage: list[str] = []
     index = _read_index(path, manifest, damage)
     rows = shards_of_files(index, manifest.num_hlps) if index is not None else []
     sizes: Counter[str] = Counter()
+    files = [path.parent / entry.uri for entry in manifest.hlps]
+    there = stats(files)
     for number, entry in enumerate(manifest.hlps):
 
         def agree(hlp: HlpIndex, number: int = number) -> None:
             if index is not None:
                 check_file(manifest, number, hlp, index, rows[number], str(path))
 
-        damage += _check_file(path.parent / entry.uri, entry, sizes, agree, verify=verify)
+        damage += _check_file(files[number], there[number], entry, sizes, agree, verify=verify)
     splits = Counter(index.episodes.split) if index is not None and manifest.splits else {}
     facts = {
         "dataset": manifest.dataset,
@@ -124,19 +125,18 @@ def look_at_manifest(path: Path, verify: bool, episodes: Path | None) -> Report:
         {**_packed_stream(entry.info(), manifest.num_frames, sizes), "psnr_y": entry.psnr_y}
         for entry in manifest.streams
     ]
-    files = [path.parent / entry.uri for entry in manifest.hlps]
     samples = _sampled(path, files, streams, damage, episodes, manifest=any(one["psnr_y"] for one in streams))
     return report(path, "manifest", facts, streams, damage, samples)
 
 
-def _read_index(where: Path, manifest: Manifest, damage: list[str]) -> DatasetIndex | None:
+def _read_index(where: Place, manifest: Manifest, damage: list[str]) -> DatasetIndex | None:
     """The sidecar, if it agrees with the manifest; what is wrong with it goes to ``damage``."""
     path = where.parent / manifest.index.uri
-    if not path.is_file():
+    found = get(path)
+    if found is None:
         damage.append(f"{path} is missing")
         return None
-    with storage_errors("read", path):
-        data = path.read_bytes()
+    data = found[0]
     if (len(data), crc32c(data)) != (manifest.index.bytes, manifest.index.crc32c):
         damage.append(f"{path} is not the index that the manifest describes")
     try:
@@ -149,21 +149,26 @@ def _read_index(where: Path, manifest: Manifest, damage: list[str]) -> DatasetIn
 
 
 def _check_file(
-    path: Path, entry: HlpEntry, sizes: Counter[str], agree: Callable[[HlpIndex], None], *, verify: bool
+    path: Place,
+    there: ObjectInfo | None,
+    entry: HlpEntry,
+    sizes: Counter[str],
+    agree: Callable[[HlpIndex], None],
+    *,
+    verify: bool,
 ) -> Iterator[str]:
     """What is wrong with one file of a dataset; adds its streams' bytes to ``sizes``.
 
     ``agree`` raises `FormatError` where the opened file is not the one that manifest and index describe.
     """
-    if not path.is_file():
+    if there is None:
         yield f"{path} is missing"
         return
-    size = path.stat().st_size
-    if size != entry.bytes:
-        yield f"{path} has {size} bytes instead of {entry.bytes}"
+    if there.size != entry.bytes:
+        yield f"{path} has {there.size} bytes instead of {entry.bytes}"
         return
     if verify:
-        found = [damage.message for damage in verify_file(path, entry.metadata_offset)]
+        found = [damage.message for damage in damage_of(path, entry.metadata_offset)]
         yield from found
         if not found and crc_of_file(path) != entry.crc32c:
             yield f"{path} is whole, but not the file that the manifest describes (another crc32c)"

@@ -42,7 +42,7 @@ def save_frames(path: str | Path, frames: Sequence[str], out_dir: str | Path) ->
         ConfigError: a frame that is not there, or is not written ``EP:N``; or nothing to see in it.
         DecodeError: the frame is damaged.
     """
-    path, out = Path(path).expanduser(), Path(out_dir).expanduser()
+    out = Path(out_dir).expanduser()
     saved: list[Path] = []
     album = open_album(path) if frames else None
     for text in frames:
@@ -73,7 +73,6 @@ def save_sheet(path: str | Path, out_dir: str | Path) -> Path:
     Raises:
         ConfigError: there is nothing to see.
     """
-    path = Path(path).expanduser()
     album = open_album(path)
     columns = [(moment, _thumbnails(album.pictures, moment)) for moment in moments(album, _COLUMNS)]
     cameras = list(dict.fromkeys(name for _, found in columns if isinstance(found, dict) for name in found))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 from crc32c import crc32c
 
@@ -11,15 +10,18 @@ from knonik_assets.configs.documents import write_whole
 from knonik_assets.packing.existing import folder_of, manifest_name
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.survey import Survey, build_index
+from knonik_assets.storage import ConflictError, ObjectFolder, ObjectInfo, Place
+from knonik_assets.storage.files import listing
+from knonik_loader.errors import PackError
 from knonik_loader.khlp.index import INDEX_NAME
 from knonik_loader.khlp.manifest import MANIFEST_NAME, HlpEntry, IndexEntry, Manifest, StreamEntry
 from knonik_loader.khlp.writer import HlpSummary
 
-__all__ = ["describe", "paths_of", "publish"]
+__all__ = ["check_uploads", "describe", "paths_of", "publish", "put_whole"]
 
 
 def describe(
-    out: Path,
+    out: Place,
     generation: int,
     plan: PackPlan,
     found: Survey,
@@ -74,17 +76,67 @@ def describe(
     return manifest, index
 
 
-def publish(out: Path, manifest: Manifest, index: bytes) -> None:
+def publish(out: Place, manifest: Manifest, index: bytes, before: ObjectInfo | None) -> None:
     """Make a described dataset the current one.
 
+    Args:
+        out: the output directory.
+        manifest: what `describe` gave.
+        index: that, too.
+        before: the manifest that was current when the run began; None: there was none.
+
     Raises:
-        StorageError: the disk stands in the way; the dataset that was current before still is.
+        StorageError: the disk or store stands in the way; the dataset that was current before still is.
+        PackError: at a URL: another run has made its dataset the current one meanwhile.
     """
-    write_whole(out / manifest.index.uri, index)
+    put_whole(out / manifest.index.uri, index)
     text = manifest.to_json().encode()
     # The generation's own copy first: from the moment the manifest is current, every trace of the generation is there.
-    write_whole(out / manifest_name(manifest.generation), text)
-    write_whole(out / MANIFEST_NAME, text)
+    if not out.is_remote:
+        put_whole(out / manifest_name(manifest.generation), text)
+        put_whole(out / MANIFEST_NAME, text)
+        return
+    folder = ObjectFolder(out)
+    try:
+        folder.put_bytes(manifest_name(manifest.generation), text, if_none_match=True)
+        folder.put_bytes(MANIFEST_NAME, text, if_none_match=before is None, if_match=before)
+    except ConflictError as error:
+        raise PackError(
+            f"{out}: another run packed this dataset at the same time and was first; its manifest stands, and this "
+            "run's files are in nobody's way. Look at what it packed, and pack again if that is not what you want."
+        ) from error
+
+
+def put_whole(place: Place, data: bytes) -> None:
+    """Write a small file whole or not at all.
+
+    Raises:
+        StorageError: the disk or store refuses; what stood there before still does.
+    """
+    if place.is_remote:
+        ObjectFolder(place.parent).put_bytes(place.name, data)
+    else:
+        write_whole(place.path, data)
+
+
+def check_uploads(folder: Place, uploads: Iterable[tuple[str, str]]) -> None:
+    """Before a manifest names uploaded files: they are still those that were uploaded, or checked.
+
+    Args:
+        folder: where they are.
+        uploads: name and etag of each.
+
+    Raises:
+        PackError: another run has written over one, or removed it.
+    """
+    there = listing(folder)
+    for name, etag in uploads:
+        if name not in there or there[name].etag != etag:
+            became = "replaced" if name in there else "removed"
+            raise PackError(
+                f"{folder / name} was {became} by another run while this one packed; see that only one run writes "
+                "there, and pack again."
+            )
 
 
 def _entry(plan: PackPlan, number: int, psnr: Mapping[str, float]) -> StreamEntry:
@@ -103,6 +155,6 @@ def _entry(plan: PackPlan, number: int, psnr: Mapping[str, float]) -> StreamEntr
     )
 
 
-def paths_of(out: Path, manifest: Manifest) -> list[Path]:
+def paths_of(out: Place, manifest: Manifest) -> list[Place]:
     """The files of a dataset, the current manifest first."""
     return [out / MANIFEST_NAME, out / manifest.index.uri, *(out / entry.uri for entry in manifest.hlps)]

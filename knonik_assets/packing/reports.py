@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from knonik_assets.packing.sampling import JPEG_QUALITY, Originals, Samples, lowest
+from knonik_assets.storage.files import Location
 from knonik_loader.khlp.types import StreamKind, batch_key
 
 __all__ = ["Report", "measured", "report", "stream"]
@@ -21,7 +21,7 @@ _VALUE_BYTES: Mapping[str, int] = {"rgb": 1, "depth": 4, "numeric": 4}
 
 
 def report(
-    path: Path,
+    path: Location,
     kind: str,
     facts: Mapping[str, Any],
     streams: Sequence[Mapping[str, Any]],

@@ -20,6 +20,8 @@ from knonik_assets.packing.existing import REPORT
 from knonik_assets.packing.facts import read_facts
 from knonik_assets.packing.fidelity import luma_psnr
 from knonik_assets.packing.frames import fit
+from knonik_assets.storage import Place
+from knonik_assets.storage.files import read_bytes
 from knonik_loader.errors import ConfigError, DecodeError, EpisodeError, FormatError, StorageError
 from knonik_loader.khlp.codecs import jpeg
 
@@ -31,7 +33,7 @@ SAMPLES = 12
 JPEG_QUALITY = 90
 """With 4:2:0 chroma: what the field keeps pictures in, and what sizes are told against."""
 
-Place = tuple[str, tuple[int, ...]]
+Camera = tuple[str, tuple[int, ...]]
 """A camera's batch key and the shape of its pictures, which may differ between episodes."""
 
 
@@ -39,7 +41,7 @@ Place = tuple[str, tuple[int, ...]]
 class Samples:
     """What the samples show."""
 
-    jpeg_bytes: dict[Place, float] = field(default_factory=dict)
+    jpeg_bytes: dict[Camera, float] = field(default_factory=dict)
     """Mean size of a frame as a JPEG."""
     psnr: dict[str, list[float]] = field(default_factory=dict)
     """Luma PSNR in dB by batch key, a value a sample; infinite where nothing differs."""
@@ -75,7 +77,7 @@ class Originals:
         return next(reader.rgb(key.removeprefix("rgb_"), moment.frame, moment.frame + 1))
 
 
-def find_originals(path: Path, digests: Mapping[str, bytes], told: Path | None) -> Originals | None:
+def find_originals(path: Place, digests: Mapping[str, bytes], told: Path | None) -> Originals | None:
     """The episodes that the caller names, or that the report of the pack beside the dataset does.
 
     Raises:
@@ -87,18 +89,19 @@ def find_originals(path: Path, digests: Mapping[str, bytes], told: Path | None) 
         return Originals(told, digests)
     for folder in (path.parent, path.parent.parent):
         try:
-            said: Any = json.loads((folder / REPORT).read_text())
-            there = Path(said["input_dir"])
-        except (OSError, ValueError, KeyError, TypeError):
+            said: Any = json.loads(read_bytes(folder / REPORT))
+            there = Place.of(said["input_dir"], "input_dir")
+        except (StorageError, ValueError, KeyError, TypeError):
             continue
-        return Originals(there, digests) if there.is_dir() else None
+        # of episodes at a URL whole videos would have to be fetched for a look at single frames
+        return Originals(there.path, digests) if not there.is_remote and there.path.is_dir() else None
     return None
 
 
 def take(album: Album, originals: Originals | None = None) -> Samples:
     """Decode some frames and measure them."""
     found = Samples()
-    sizes: defaultdict[Place, list[int]] = defaultdict(list)
+    sizes: defaultdict[Camera, list[int]] = defaultdict(list)
     for moment in moments(album, SAMPLES):
         try:
             pictures = album.pictures(moment)
@@ -116,7 +119,7 @@ def take(album: Album, originals: Originals | None = None) -> Samples:
                 picture = np.ascontiguousarray(image if own is None else own)
                 sizes[key, image.shape].append(len(jpeg.encode(picture, JPEG_QUALITY, "420")))
         found.compared += compared
-    found.jpeg_bytes = {place: sum(each) / len(each) for place, each in sizes.items()}
+    found.jpeg_bytes = {camera: sum(each) / len(each) for camera, each in sizes.items()}
     return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
-from knonik_assets.episodes.storing import digest_file, storage_errors
+from knonik_assets.packing.facts import EpisodeFacts, check_files, packed_files
 from knonik_assets.packing.plan import PackPlan
+from knonik_assets.packing.staging import Desk, Staging
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.index import DatasetIndex, EpisodeTable, ShardTable, regular_clock
 from knonik_loader.khlp.manifest import StreamStats
+from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.stats import RunningStats
 
 __all__ = ["Survey", "build_index", "survey"]
@@ -35,60 +35,57 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(input_dir: Path, plan: PackPlan) -> Survey:
+def survey(staging: Staging, plan: PackPlan) -> Survey:
     """Check every episode's files, and read its clock and the numeric streams that count for the statistics.
+
+    Of episodes at a URL the other streams are fetched, and checked, when they are packed.
 
     Raises:
         EpisodeError: an episode's clock runs backwards or is not finite, its rows are not what was planned, or a
             file of it differs from its checksum.
     """
     numeric = [stream for stream in plan.streams if stream.kind == "numeric"]
-    train = set(plan.train_rows)
-    rows = sum(plan.episodes[row].length for row in train)
-    running = {stream.name: RunningStats(stream.shape[0], rows) for stream in numeric}
-    t0 = np.empty(len(plan.episodes))
-    clocks: dict[int, npt.NDArray[np.float64]] = {}
+    rows = sum(plan.episodes[row].length for row in plan.train_rows)
+    found = _Reading(plan, {stream.name: RunningStats(stream.shape[0], rows) for stream in numeric})
+
     for row, episode in enumerate(plan.episodes):
-        reader = EpisodeReader(input_dir / episode.episode_id)
-        _check_files(reader, plan)
+
+        def read(desk: Desk, row: int = row, episode: EpisodeFacts = episode) -> None:
+            with desk.episode(episode.episode_id, episode.digest, numeric) as reader:
+                if not staging.source.is_remote:
+                    check_files(reader, packed_files(plan.streams))
+                found.add(row, reader, numeric)
+
+        staging.work(episode.episode_id, read)
+    stats = {name: running.result() for name, running in found.running.items()}
+    return Survey(found.t0, found.clocks, stats, tuple(_non_finite(found.running, plan)))
+
+
+class _Reading:
+    """What was read so far."""
+
+    def __init__(self, plan: PackPlan, running: Mapping[str, RunningStats]) -> None:
+        self.plan, self.running = plan, running
+        self.t0 = np.empty(len(plan.episodes))
+        self.clocks: dict[int, npt.NDArray[np.float64]] = {}
+        self._train = set(plan.train_rows)
+
+    def add(self, row: int, reader: EpisodeReader, numeric: Sequence[StreamInfo]) -> None:
+        """One episode."""
+        length = self.plan.episodes[row].length
         times = reader.frame_time()
         _check_clock(times, reader.path)
-        t0[row] = times[0]
-        if not regular_clock(times, plan.fps):
-            clocks[row] = times
-        for stream in numeric if row in train else ():
+        self.t0[row] = times[0]
+        if not regular_clock(times, self.plan.fps):
+            self.clocks[row] = times
+        for stream in numeric if row in self._train else ():
             values = reader.numeric(stream.name)
-            if values.shape != (episode.length, *stream.shape):
+            if values.shape != (length, *stream.shape):
                 raise EpisodeError(
-                    f"{reader.path}: stream {stream.name!r} is {values.shape}, not {(episode.length, *stream.shape)}; "
-                    f"ingest it again, or leave it out with --exclude {episode.episode_id}."
-                )
-            running[stream.name].add(values)
-    return Survey(
-        t0, clocks, {name: stats.result() for name, stats in running.items()}, tuple(_non_finite(running, plan))
-    )
-
-
-def _check_files(reader: EpisodeReader, plan: PackPlan) -> None:
-    """Compare what is about to be packed with its checksums.
-
-    A damaged number is just another number, and damaged pictures need not fail either: JPEGs pass undecoded, and video
-    decoders paint over what is missing.
-    """
-    packed = tuple(f"{stream.name}/" if stream.kind == "numeric" else f"{stream.key}." for stream in plan.streams)
-    names = [name for name in reader.metadata.files if name.startswith(("frame_time/", *packed))]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing lets go of the interpreter
-        for name, digest in zip(names, pool.map(_digest, [reader.path / name for name in names]), strict=True):
-            if digest != reader.metadata.files[name].sha256:
-                raise EpisodeError(
-                    f"{reader.path / name} differs from the checksum it was written with; remove the episode and "
+                    f"{reader.path}: stream {stream.name!r} is {values.shape}, not {(length, *stream.shape)}; "
                     f"ingest it again, or leave it out with --exclude {reader.path.name}."
                 )
-
-
-def _digest(path: Path) -> str:
-    with storage_errors("read", path):
-        return digest_file(path)[1]
+            self.running[stream.name].add(values)
 
 
 def _check_clock(times: npt.NDArray[np.float64], path: Path) -> None:

@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.packing.facts import kept_reader, read_facts
+from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.packing.episodes import check_digest
+from knonik_assets.packing.facts import read_facts
 from knonik_assets.packing.frames import FrameFeed
+from knonik_assets.packing.staging import Desk, Staging
 from knonik_assets.packing.stored import check_whole, stored_id
+from knonik_assets.storage.files import stat
 from knonik_loader.errors import EpisodeError, PackError
 from knonik_loader.khlp.codecs import make_codec
-from knonik_loader.khlp.types import Record, StorageProfile, StreamInfo
+from knonik_loader.khlp.types import Codec, Record, StorageProfile, StreamInfo
 from knonik_loader.khlp.writer import HlpSummary, ShardInput, write_hlp
 
 __all__ = [
@@ -54,8 +56,9 @@ class TaskShard:
 class FileTask:
     """Everything that makes one KHLP file; picklable, and small whatever the dataset's size."""
 
-    input_dir: Path
-    target: Path
+    staging: Staging
+    name: str
+    """Of the file, in ``staging.folder``."""
     profile: StorageProfile
     streams: tuple[StreamInfo, ...]
     hlp_id: bytes
@@ -72,6 +75,8 @@ class FileResult:
     reused: bool
     """It was there already, whole, from a run that was killed."""
     seconds: float
+    etag: str = ""
+    """Of the object that it became; empty on a local disk."""
 
 
 def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> FileResult:
@@ -89,9 +94,13 @@ def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> 
     stored = stored_file(task)
     if stored is not None:
         return stored
-    shards = _encoded(task, done)
-    # Reading JPEGs that pass takes about as long as writing them; where there is something to encode, it takes longest.
-    return assemble(task, one_ahead(shards) if task.profile == "training_fast" else shards)
+
+    def write(desk: Desk) -> FileResult:
+        shards = _encoded(task, desk, done)
+        # Reading JPEGs that pass takes about as long as writing them; encoding takes longer than either.
+        return assemble(task, desk, one_ahead(shards) if task.profile == "training_fast" else shards)
+
+    return task.staging.work(task.name, write)
 
 
 def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -110,25 +119,29 @@ def stored_file(task: FileTask) -> FileResult | None:
         StorageError: the disk stands in the way.
     """
     began = time.monotonic()
-    if stored_id(task.target) != task.hlp_id:
+    place = task.staging.folder / task.name
+    if stored_id(place) != task.hlp_id:
         return None
-    whole = check_whole(task.target)
-    if whole is None:
-        with storage_errors("remove", task.target):
-            task.target.unlink()
+    before = stat(place)
+    whole = task.staging.fetched(task.name, check_whole)
+    if whole is None or before is None:
+        task.staging.remove(task.name)
         return None
-    return FileResult(whole, reused=True, seconds=time.monotonic() - began)
+    return FileResult(whole, reused=True, seconds=time.monotonic() - began, etag=before.etag)
 
 
-def assemble(task: FileTask, shards: Iterable[ShardInput]) -> FileResult:
-    """Write one file of its encoded shards, which come in the task's order.
+def assemble(task: FileTask, desk: Desk, shards: Iterable[ShardInput]) -> FileResult:
+    """Write one file of its encoded shards, which come in the task's order, and put it in its place.
 
     Raises:
         StorageError: the disk stands in the way.
     """
     began = time.monotonic()
-    summary = write_hlp(task.target, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
-    return FileResult(summary, reused=False, seconds=time.monotonic() - began)
+    shards = desk.shards(shards, task.name)
+    path = desk.path(task.name)
+    summary = write_hlp(path, profile=task.profile, streams=task.streams, hlp_id=task.hlp_id, shards=shards)
+    info = desk.publish(task.name)
+    return FileResult(summary, reused=False, seconds=time.monotonic() - began, etag=info.etag if info else "")
 
 
 def one_by_one(task: FileTask) -> list[FileTask]:
@@ -142,40 +155,54 @@ def encode_shard(task: FileTask) -> ShardInput:
     Raises:
         EpisodeError, PackError: as for `write_file`.
     """
-    (shard,) = _encoded(task, lambda _: None)
-    return shard
+
+    def encode(desk: Desk) -> ShardInput:
+        (shard,) = _encoded(task, desk, lambda _: None)
+        return shard
+
+    return task.staging.work(task.name, encode)
 
 
-def _encoded(task: FileTask, done: Callable[[int], None]) -> Iterator[ShardInput]:
+def _encoded(task: FileTask, desk: Desk, done: Callable[[int], None]) -> Iterator[ShardInput]:
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
-        reader = kept_reader(task.input_dir / shards[0].episode_id, shards[0].digest)
-        times = reader.frame_time()
-        spans = [(shard.first_frame, shard.first_frame + shard.frames) for shard in shards]
-        feeds = [FrameFeed(reader, stream, spans, reencode=task.reencode) for stream in task.streams]
-        for shard, (start, stop) in zip(shards, spans, strict=True):
-            records: dict[int, Sequence[Record]] = {}
-            for stream, codec, feed in zip(task.streams, codecs, feeds, strict=True):
-                try:
-                    records[stream.stream_id] = feed.records(codec, start, stop)
-                except (EpisodeError, PackError) as error:
-                    raise EpisodeError(
-                        f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
-                        f"mend the episode, or leave it out with --exclude {shard.episode_id}."
-                    ) from error
-                _check_size(records, shard)
-            done(shard.frames)
-            yield ShardInput(
-                shard.episode_id,
-                shard.source_id,
-                shard.digest,
-                start,
-                np.ascontiguousarray(times[start:stop], np.float64),
-                records,
-            )
-        # An ingest may have replaced the episode meanwhile; the file then never gets its name.
-        if read_facts(reader.path).digest != shards[0].digest:
-            raise EpisodeError(f"{reader.path} was replaced while it was packed; pack again when ingest has ended.")
+        with desk.episode(shards[0].episode_id, shards[0].digest, task.streams) as reader:
+            yield from _of_episode(task, codecs, reader, shards, done)
+
+
+def _of_episode(
+    task: FileTask,
+    codecs: Sequence[Codec],
+    reader: EpisodeReader,
+    shards: Sequence[TaskShard],
+    done: Callable[[int], None],
+) -> Iterator[ShardInput]:
+    times = reader.frame_time()
+    spans = [(shard.first_frame, shard.first_frame + shard.frames) for shard in shards]
+    feeds = [FrameFeed(reader, stream, spans, reencode=task.reencode) for stream in task.streams]
+    for shard, (start, stop) in zip(shards, spans, strict=True):
+        records: dict[int, Sequence[Record]] = {}
+        for stream, codec, feed in zip(task.streams, codecs, feeds, strict=True):
+            try:
+                records[stream.stream_id] = feed.records(codec, start, stop)
+            except (EpisodeError, PackError) as error:
+                raise EpisodeError(
+                    f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "
+                    f"mend the episode, or leave it out with --exclude {shard.episode_id}."
+                ) from error
+            _check_size(records, shard)
+        done(shard.frames)
+        yield ShardInput(
+            shard.episode_id,
+            shard.source_id,
+            shard.digest,
+            start,
+            np.ascontiguousarray(times[start:stop], np.float64),
+            records,
+        )
+    # An ingest may have replaced the episode meanwhile; the file then never gets its name. A copy stays what it is.
+    if not task.staging.source.is_remote:
+        check_digest(read_facts(reader.path), shards[0].digest, str(reader.path))
 
 
 def _check_size(records: Mapping[int, Sequence[Record]], shard: TaskShard) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from knonik_assets.engine import Engine, Outcome
+from knonik_assets.packing.staging import Desk
 from knonik_assets.packing.transcode import (
     FileResult,
     FileTask,
@@ -130,7 +131,7 @@ def _value(outcome: Outcome[Any, Value], name: str) -> Value:
 
 
 def _label(task: FileTask) -> str:
-    return f"{task.target.name}: {sum(shard.frames for shard in task.shards)} frames"
+    return f"{task.name}: {sum(shard.frames for shard in task.shards)} frames"
 
 
 # -- a file at a time ----------------------------------------------------------------------------------------------
@@ -163,10 +164,17 @@ def _by_shards(engine: Engine, tasks: Sequence[FileTask], progress: Listener | N
         encoded = _in_order(outcomes)
         for task, file in zip(tasks, kept, strict=True):
             count = len(task.shards)
-            results.append(file or assemble(task, _heard(islice(encoded, count), count - 1, progress)))
+            results.append(file or _written(task, _heard(islice(encoded, count), count - 1, progress)))
             if progress is not None:
                 progress.advance(_label(task), 1 if file is None else count)
     return results
+
+
+def _written(task: FileTask, shards: Iterator[ShardInput]) -> FileResult:
+    def write(desk: Desk) -> FileResult:
+        return assemble(task, desk, shards)
+
+    return task.staging.work(task.name, write, pinned=True)
 
 
 def _in_order(outcomes: Iterable[Outcome[FileTask, ShardInput]]) -> Iterator[ShardInput]:
@@ -175,7 +183,7 @@ def _in_order(outcomes: Iterable[Outcome[FileTask, ShardInput]]) -> Iterator[Sha
     wanted = 0
     for outcome in outcomes:
         (shard,) = outcome.item.shards
-        name = f"{outcome.item.target.name}, {shard.episode_id} from frame {shard.first_frame}"
+        name = f"{outcome.item.name}, {shard.episode_id} from frame {shard.first_frame}"
         held[outcome.index] = _value(outcome, name)
         while wanted in held:
             yield held.pop(wanted)

@@ -13,7 +13,10 @@ import numpy as np
 from crc32c import crc32c
 
 from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+from knonik_assets.packing.stored import PackedFile, open_packed
 from knonik_assets.quality.finding import Finding, size_text, some
+from knonik_assets.storage import ObjectFolder, Place, Scratch, files
+from knonik_assets.storage.files import Location
 from knonik_loader.errors import FormatError, KnonikError, StorageError
 from knonik_loader.khlp.index import DatasetIndex
 from knonik_loader.khlp.manifest import HlpEntry, Manifest, load_manifest
@@ -35,46 +38,41 @@ PSNR_FLOORS: Mapping[StorageProfile, float] = {"training_fast": 40, "training_co
 
 
 class PackedDataset:
-    """A manifest and what it leads to, opened when asked for.
+    """A manifest and what it leads to, at a path or URL, opened when asked for.
 
     Raises:
         FormatError: the manifest is damaged.
         StorageError: it cannot be read.
     """
 
-    def __init__(self, manifest: Path) -> None:
-        self.path = manifest
-        self.folder = manifest.parent
-        try:
-            text = manifest.read_bytes()
-        except OSError as error:
-            raise StorageError(f"{manifest} cannot be read: {error.strerror}") from error
-        self.manifest: Manifest = load_manifest(text, str(manifest))
+    def __init__(self, manifest: str | Location) -> None:
+        self.place = Place.of(manifest, "manifest")
+        self.folder = self.place.parent
+        text = files.read_bytes(self.place)
+        self._size = len(text)
+        self.manifest: Manifest = load_manifest(text, str(self.place))
 
     @cached_property
     def index(self) -> DatasetIndex:
         """The tables of episodes and shards."""
-        path = self.folder / self.manifest.index.uri
-        try:
-            return DatasetIndex.from_bytes(path.read_bytes(), str(path))
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        place = self.folder / self.manifest.index.uri
+        return DatasetIndex.from_bytes(files.read_bytes(place), str(place))
 
     @cached_property
     def bytes(self) -> int:
         """Of the current generation: KHLP files, index and manifest."""
-        return sum(entry.bytes for entry in self.manifest.hlps) + self.manifest.index.bytes + self.path.stat().st_size
+        return sum(entry.bytes for entry in self.manifest.hlps) + self.manifest.index.bytes + self._size
 
-    def files(self) -> Iterator[tuple[HlpEntry, Path]]:
+    def files(self) -> Iterator[tuple[HlpEntry, Place]]:
         """The KHLP files in the manifest's order."""
         for entry in self.manifest.hlps:
             yield entry, self.folder / entry.uri
 
-    def opened(self) -> Iterator[tuple[HlpIndex, memoryview]]:
-        """Each KHLP file's index with its bytes; these last until the next file is asked for."""
-        for entry, path in self.files():
-            with _mapped(path) as view:
-                yield _parse(entry, path, view), view
+    def opened(self) -> Iterator[PackedFile]:
+        """Each KHLP file, open until the next one is asked for."""
+        for entry, place in self.files():
+            with open_packed(place, entry.metadata_offset) as packed:
+                yield packed
 
     def streams(self) -> list[StreamInfo]:
         """The streams in the manifest's order."""
@@ -82,8 +80,17 @@ class PackedDataset:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    """A file's bytes without reading them all at once."""
+def _mapped(place: Place) -> Iterator[memoryview]:
+    """A file's bytes without reading them all at once; those of a URL are staged in scratch space meanwhile."""
+    if place.is_remote:
+        folder = ObjectFolder(place.parent)
+        info = folder.head(place.name)
+        with Scratch().room(info.size if info else 0, str(place)) as room:
+            folder.download(place.name, room.folder / place.name, info)
+            with _mapped(Place(str(room.folder / place.name))) as view:
+                yield view
+        return
+    path = place.path
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
             view = memoryview(mapping)
@@ -92,10 +99,12 @@ def _mapped(path: Path) -> Iterator[memoryview]:
             finally:
                 view.release()
     except (OSError, ValueError) as error:
+        if isinstance(error, KnonikError):
+            raise
         raise StorageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _parse(entry: HlpEntry, path: Path, view: memoryview) -> HlpIndex:
+def _parse(entry: HlpEntry, path: Place, view: memoryview) -> HlpIndex:
     return open_index(
         lambda offset, length: bytes(view[offset : offset + length]), len(view), entry.metadata_offset, str(path)
     )
@@ -152,7 +161,7 @@ def _stream_keys(reader: EpisodeReader) -> list[str]:
 def _frames_by_stream(dataset: PackedDataset) -> dict[str, dict[str, int]]:
     """Stream → episode → frames, counted in the KHLP files themselves."""
     counted: dict[str, dict[str, int]] = {stream.key: {} for stream in dataset.streams()}
-    for index, _ in dataset.opened():
+    for index in (packed.index for packed in dataset.opened()):
         for shard in range(index.num_shards):
             facts = index.shard(shard)
             for stream in index.streams:
@@ -170,7 +179,8 @@ def check_intact(dataset: PackedDataset) -> Finding:
     wrong: list[str] = []
     payloads = 0
     index = dataset.folder / dataset.manifest.index.uri
-    if not index.is_file() or crc32c(index.read_bytes()) != dataset.manifest.index.crc32c:
+    there = files.get(index)
+    if there is None or crc32c(there[0]) != dataset.manifest.index.crc32c:
         wrong.append(f"{index.name} is missing or differs from its checksum")
     for entry, path in dataset.files():
         try:
@@ -218,7 +228,8 @@ def check_loadable(dataset: PackedDataset, episodes: Path) -> Finding:
     size = min(8, dataset.manifest.num_frames)
     settings = {
         "decode_mode": "random_access",
-        "hlp_manifest": str(dataset.path),
+        "hlp_manifest": str(dataset.place),
+        "fs_type": dataset.place.fs_type,
         "chunk_len": 1,
         "batch_size": size,
         "num_decoders": 1,

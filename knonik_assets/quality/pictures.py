@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.storage import Place
+from knonik_assets.storage.files import Location
 from knonik_loader.errors import DecodeError, FormatError, StorageError
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ def episode_strip(reader: EpisodeReader, *, frames: int = 8, width: int = 160) -
     return draw_strip(rows, [f"{rank}  ({times[rank] - times[0]:.2f} s)" for rank in ranks], title=title, width=width)
 
 
-def packed_strip(manifest: Path, title: str, *, frames: int = 6, width: int = 160) -> Image.Image | None:
+def packed_strip(manifest: Location, title: str, *, frames: int = 6, width: int = 160) -> Image.Image | None:
     """A film strip of moments all over a packed dataset, decoded from it; None where nothing can be seen.
 
     Args:
-        manifest: of the dataset.
+        manifest: of the dataset, at a path or URL.
         title: what stands above everything.
         frames: columns at most.
         width: of one picture, in pixels.
@@ -97,7 +98,8 @@ def packed_strip(manifest: Path, title: str, *, frames: int = 6, width: int = 16
     from knonik_assets.packing.existing import read_manifest
 
     try:
-        album = PackedAlbum([manifest.parent / entry.uri for entry in read_manifest(manifest).hlps])
+        folder = Place.of(manifest, "manifest").parent
+        album = PackedAlbum([folder / entry.uri for entry in read_manifest(manifest).hlps])
         chosen = moments(album, frames)
         seen = [album.pictures(moment) for moment in chosen]
     except (DecodeError, FormatError, StorageError):

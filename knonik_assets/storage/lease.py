@@ -25,7 +25,7 @@ from typing import Any, Self
 from knonik_assets.storage.objects import ConflictError, ObjectFolder, ObjectInfo
 from knonik_loader.errors import StorageError
 
-__all__ = ["LEASE", "Lease"]
+__all__ = ["LEASE", "Lease", "check_lease"]
 
 LEASE = ".knonik/lease.json"
 """Key of a folder's lease."""
@@ -58,6 +58,8 @@ class Lease:
             "command": command or " ".join(sys.argv),
             "seconds": seconds,
         }
+        self.outlasted = False
+        """Whether it was taken from a run that ran out of time, which may still be alive."""
         self._info: ObjectInfo | None = None
         self._lost: StorageError | None = None
         self._ending = threading.Event()
@@ -111,6 +113,7 @@ class Lease:
         found = self._folder.get(LEASE)
         if found is None or found[1].etag != info.etag:
             raise self._busy(_said(found[0]) if found else said)
+        self.outlasted = True
 
     def _put(self, before: ObjectInfo | None, *, released: bool) -> None:
         said = {**self._said, "released": released, "renewed": time.time()}
@@ -124,10 +127,7 @@ class Lease:
                 self._put(self._info, released=False)
                 last = time.monotonic()
             except ConflictError:
-                self._lost = StorageError(
-                    f"{self._folder.place} was taken over by another run while this one did not get to renew its "
-                    "lease (a paused machine, a broken network); this one stops."
-                )
+                self._lost = _taken(self._folder)
                 return
             except StorageError as error:
                 if time.monotonic() - last > self._seconds:
@@ -145,6 +145,29 @@ class Lease:
             f"{self._folder.place} is being written by another run ({holder}); wait until it ends. If it was killed, "
             f"its lease runs out {said.get('seconds', self._seconds):g} s after its last sign of life."
         )
+
+
+def check_lease(folder: ObjectFolder, holder: str) -> None:
+    """Before another process than the holder's writes anything: is a folder's lease still held?
+
+    Args:
+        folder: the output folder.
+        holder: `Lease.id`.
+
+    Raises:
+        StorageError: another run took it over.
+    """
+    found = folder.get(LEASE)
+    said = _said(found[0]) if found is not None else {}
+    if said.get("id") != holder or said.get("released"):
+        raise _taken(folder)
+
+
+def _taken(folder: ObjectFolder) -> StorageError:
+    return StorageError(
+        f"{folder.place} was taken over by another run while this one did not get to renew its lease (a paused "
+        "machine, a broken network); this one stops."
+    )
 
 
 def _said(data: bytes) -> dict[str, Any]:

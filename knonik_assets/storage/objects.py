@@ -93,6 +93,16 @@ class ObjectFolder:
         found = self.storage.ask(self.url(prefix), collect, doing="listed")
         return sorted((info for info in found if info.key), key=lambda info: info.key)
 
+    def directly(self, prefix: str = "") -> list[ObjectInfo]:
+        """The objects directly below ``prefix``, sorted by key, not those in folders."""
+        import obstore
+
+        def collect(store: Any, path: str) -> list[ObjectInfo]:  # noqa: ANN401 - any obstore store
+            return [self._info(entry) for entry in obstore.list_with_delimiter(store, path or None)["objects"]]
+
+        found = self.storage.ask(self.url(prefix), collect, doing="listed")
+        return sorted((info for info in found if info.key), key=lambda info: info.key)
+
     def folders(self, prefix: str = "") -> list[str]:
         """Names of the folders directly below ``prefix``, sorted."""
         import obstore
@@ -160,7 +170,7 @@ class ObjectFolder:
                 file.truncate(info.size)
 
                 def fetch(start: int) -> None:
-                    _write_at(file.fileno(), self._part(info, start, min(_PART, info.size - start)), start)
+                    _write_at(file.fileno(), self.part(info, start, min(_PART, info.size - start)), start)
 
                 for done in [pool.submit(fetch, start) for start in starts]:
                     done.result()
@@ -172,7 +182,8 @@ class ObjectFolder:
             raise
         return info
 
-    def _part(self, info: ObjectInfo, start: int, length: int) -> memoryview:
+    def part(self, info: ObjectInfo, start: int, length: int) -> memoryview:
+        """``length`` bytes (1 or more) from byte ``start`` on of an object that was listed, if it still is that one."""
         import obstore
         from obstore.exceptions import PreconditionError
 
@@ -254,13 +265,17 @@ class ObjectFolder:
                     raise
 
         self.storage.ask(self.url(key), put, doing="written")
-        found = self.get(key)  # an answer that was lost on its way is asked for again, and then refused
-        if found is None or (mode != "overwrite" and found[0] != data):
+        info = self.head(key)
+        if info is not None and mode != "overwrite":
+            # a put whose answer was lost on its way was sent again, and then refused: only the content tells who won
+            found = self.get(key)
+            info = found[1] if found is not None and found[0] == data else None
+        if info is None:
             raise ConflictError(
                 f"{self.url(key)} was written by another run meanwhile, whose version stands; look at it before you "
                 "try again."
             )
-        return found[1]
+        return info
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are not there are no error."""

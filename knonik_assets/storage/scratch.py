@@ -34,7 +34,13 @@ _mine = threading.local()
 
 
 class ScratchBusyError(StorageError):
-    """A room cannot grow now because others are in use: leave it, take one of the size it wanted, and start again."""
+    """A room cannot grow now because others are in use: leave it, take one of the size it wanted, and start again.
+
+    Attributes:
+        size: bytes that it wanted.
+    """
+
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,9 @@ class Room:
                 if not unpinned or (scratch.limit is not None and self.size + size > scratch.limit):
                     raise error
                 if not self._pinned and unpinned[0].path.name < self._path.name:
-                    raise ScratchBusyError(str(error))
+                    busy = ScratchBusyError(str(error))
+                    busy.size = self.size + size
+                    raise busy
             _await(unpinned[0].path)
 
     def __exit__(

@@ -25,6 +25,8 @@ _BACKOFF_S = 0.25
 """Pause after the first attempt; it doubles with each."""
 _PATIENCE_S = 120.0
 """After which no further attempt begins."""
+_METADATA_SERVICE = "169.254.169.254"
+"""Where a machine of Amazon's finds its role: asked last, when nothing else gave credentials."""
 _TIMEOUT = timedelta(seconds=30)
 _RETRY = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
 
@@ -158,6 +160,12 @@ class ObjectStorage:
             except (BaseError, OSError) as error:
                 if "NoSuchBucket" in str(error):
                     raise _missing(key) from error
+                if _METADATA_SERVICE in str(error):
+                    raise _outage(
+                        f"{key}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a "
+                        "profile (with boto3 installed), or fs_params.anonymous (AWS_SKIP_SIGNATURE=true) for a public "
+                        "bucket."
+                    ) from error
                 if last or "416" in str(error):
                     raise _outage(
                         f"{key} cannot be {doing} after {attempt} attempts: {_reason(error)}; check the network, "

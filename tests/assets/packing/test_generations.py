@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import knonik_assets.pack as packing_pack
+from knonik_assets import pack_run
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.pack import pack
 from knonik_assets.packing.existing import read_manifest
@@ -326,8 +326,8 @@ def test_one_run_at_a_time(episodes, tmp_path):
     ("change", "error", "words"),
     [
         ({"input_dir": "absent"}, ConfigError, ["absent"]),
-        ({"input_dir": "s3://bucket/episodes"}, ConfigError, ["s3://bucket/episodes", "local"]),
-        ({"output_dir": "s3://bucket/out"}, ConfigError, ["s3://bucket/out"]),
+        ({"input_dir": "ftp://host/episodes"}, ConfigError, ["input_dir ftp://host/episodes", "s3, gs, az"]),
+        ({"output_dir": "s3:///out"}, ConfigError, ["output_dir s3:///out names no bucket"]),
         ({"episodes": ["episode_00002"]}, ConfigError, ["episodes", "did you mean 'episode_000002'"]),
         ({"exclude": ["episode_7"]}, ConfigError, ["exclude", "'episode_7'"]),
         ({"exclude": ["episode_000000", "episode_000001", "episode_000002"]}, PackError, ["nothing is left"]),
@@ -390,13 +390,13 @@ def test_a_damaged_episode_is_named_with_what_to_do(tmp_path):
 
 def test_an_episode_that_is_replaced_meanwhile_is_never_mixed_in(tmp_path, monkeypatch):
     episodes = write_episodes(tmp_path / "episodes", (9, 8))
-    real = packing_pack.write_files
+    real = pack_run.write_files
 
     def replacing(*arguments):
         write_episode(episodes, 0, 9, fps=25.0)
         return real(*arguments)
 
-    monkeypatch.setattr(packing_pack, "write_files", replacing)
+    monkeypatch.setattr(pack_run, "write_files", replacing)
     with pytest.raises((PackError, EpisodeError), match="was replaced"):
         pack(episodes, tmp_path / "out", "d", engine="inline")
     assert not (tmp_path / "out" / "hlp_manifest.json").exists()

@@ -1,0 +1,444 @@
+"""Packing at s3:// (moto's server): the bytes of a local pack, one winner, nothing half-written, bounded scratch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knonik_assets import pack_run
+from knonik_assets.collecting import collect_generations
+from knonik_assets.pack import pack
+from knonik_assets.packing import work
+from knonik_assets.packing.inspect import inspect_path, save_frames
+from knonik_assets.packing.staging import Desk
+from knonik_assets.storage import LEASE, Lease, ObjectFolder, Place
+from knonik_loader import ShardedDataLoader
+from knonik_loader.errors import ConfigError, EpisodeError, PackError, StorageError
+from tests.assets.packing.support import write_episode, write_episodes
+from tests.support.proxy import FaultyProxy
+from tests.support.road import tree
+from tests.support.stamps import read_stamp
+
+OPTIONS = {"dataset_name": "d", "shard_size": 7, "window_size": 3}
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory):
+    folder = write_episodes(tmp_path_factory.mktemp("episodes"), (23, 10, 31), jitter=True)
+    write_episode(folder, 3, 12, instruction="pick up the cube")
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    folder = tmp_path / "scratch"
+    monkeypatch.setenv("KNONIK_SCRATCH", str(folder))
+    yield folder
+    assert not list(folder.glob("room-*")), "staged data is gone when the work is"
+
+
+def remote(url: str) -> ObjectFolder:
+    return ObjectFolder(Place.of(url, "test"))
+
+
+def upload(folder: Path, url: str) -> str:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            remote(url).upload(path, str(path.relative_to(folder)))
+    return url
+
+
+def stored(url: str) -> dict[str, bytes]:
+    """Key → content of what a pack wrote, as `tests.support.road.tree` has it of a local one."""
+    there = remote(url)
+    names = [info.key for info in there.objects()]
+    return {name: there.read_bytes(name) for name in names if not name.startswith(".knonik/") and "report" not in name}
+
+
+@pytest.mark.parametrize(
+    ("profile", "ends"),
+    [
+        ("compact_video", "both"),
+        ("training_fast", "both"),
+        ("training_compressed", "both"),
+        ("training_fast", "input"),
+        ("training_fast", "output"),
+    ],
+)
+def test_the_bytes_are_those_of_a_local_pack(episodes, s3, tmp_path, scratch, profile, ends):
+    options = {**OPTIONS, "split": "train=0.7,val=0.3", "storage_profile": profile, "engine": "inline"}
+    whole = pack(episodes, tmp_path / "whole", **options)
+    source = upload(episodes, f"{s3}/lake/episodes") if ends != "output" else episodes
+    out = tmp_path / "out" if ends == "input" else f"{s3}/lake/packed"
+    paths = pack(source, out, **options)
+    assert (tree(out) if ends == "input" else stored(out)) == tree(tmp_path / "whole")
+    assert [str(path).removeprefix(str(out)) for path in paths] == [
+        str(path).removeprefix(str(tmp_path / "whole")) for path in whole
+    ]
+    if ends != "input":
+        report = json.loads(remote(out).read_bytes("pack_report.json"))
+        assert report["input_dir"] == str(source)
+        assert report["files_written"] == len(paths) - 2
+
+
+@pytest.mark.parametrize("window", [1, 3], ids=["by files", "by shards"])
+def test_worker_processes_stage_for_themselves(episodes, s3, tmp_path, scratch, window):
+    options = {**OPTIONS, "window_size": window, "storage_profile": "training_compressed"}
+    pack(episodes, tmp_path / "whole", engine="inline", **options)
+    source = upload(episodes, f"{s3}/episodes")
+    pack(source, f"{s3}/packed", workers=2, **options)
+    assert stored(f"{s3}/packed") == tree(tmp_path / "whole")
+
+
+def test_a_loader_reads_what_was_packed(episodes, s3, scratch):
+    source = upload(episodes, f"{s3}/episodes")
+    manifest = pack(source, f"{s3}/packed", engine="inline", storage_profile="training_fast", **OPTIONS)[0]
+    assert manifest == f"{s3}/packed/hlp_manifest.json"
+    config = {
+        "decode_mode": "random_access",
+        "hlp_manifest": manifest,
+        "fs_type": "s3",
+        "chunk_len": 2,
+        "batch_size": 5,
+        "rank": 0,
+        "world_size": 1,
+    }
+    seen = set()
+    with ShardedDataLoader(config) as loader:
+        for batch in loader:
+            rows = zip(batch["_episode_ids"], batch["_frame_indices"], batch["rgb_cam_1"], strict=True)
+            for name, anchor, frames in rows:
+                episode = int(name.removeprefix("episode_"))
+                assert [read_stamp(image) for image in frames] == [(1, episode, anchor), (1, episode, anchor + 1)]
+                seen.add((episode, int(anchor)))
+    assert len(seen) == 22 + 9 + 30 + 11
+
+
+def test_generations(episodes, s3, tmp_path, scratch):
+    """Unchanged: nothing; changed: refused, then a generation beside the old one, which is collected by and by."""
+    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    options = {**OPTIONS, "engine": "inline", "storage_profile": "training_fast"}
+    paths = pack(source, out, **options)
+    before = remote(out).objects()
+    assert pack(source, out, **options) == paths
+    assert pack(source, out, **options, overwrite=True) == paths
+    assert remote(out).objects() == before
+    with pytest.raises(PackError, match=r"s3://.*/packed holds a packed dataset already.*seed 0 -> 5.*--overwrite"):
+        pack(source, out, **options, seed=5)
+    assert remote(out).objects() == before
+    first = stored(out)
+    again = pack(source, out, **options, seed=5, overwrite=True)
+    assert again[2] == f"{out}/gen_0002/hlp_000000.khlp"
+    second = stored(out)
+    assert {name: second[name] for name in first if name != "hlp_manifest.json"} == {
+        name: data for name, data in first.items() if name != "hlp_manifest.json"
+    }
+    assert collect_generations(out, 14) == []
+    (removed,) = collect_generations(out, 0)
+    assert (removed.generation, removed.finished, removed.files) == (1, True, len(paths))
+    local = [
+        pack(episodes, tmp_path / "local", **options),
+        pack(episodes, tmp_path / "local", **options, seed=5, overwrite=True),
+    ]
+    collect_generations(tmp_path / "local", 0)
+    assert stored(out) == tree(tmp_path / "local"), local
+
+
+def test_changed_episodes_are_named(episodes, s3, tmp_path, scratch):
+    copy = write_episodes(tmp_path / "episodes", (6, 7), cameras=0, depth=False)
+    source, out = upload(copy, f"{s3}/episodes"), f"{s3}/packed"
+    pack(source, out, "d", engine="inline")
+    write_episode(copy, 1, 8, cameras=0, depth=False)
+    write_episode(copy, 2, 5, cameras=0, depth=False)
+    upload(copy, source)
+    with pytest.raises(PackError, match=r"1 new episodes \(episode_000002\); 1 changed episodes \(episode_000001\)"):
+        pack(source, out, "d", engine="inline")
+    paths = pack(source, out, "d", engine="inline", overwrite=True, exclude=["episode_000001"])
+    assert json.loads(remote(out).read_bytes("hlp_manifest.json"))["num_frames"] == 11, paths
+
+
+def test_the_second_packer_is_told_who_is_first(episodes, s3, scratch):
+    out = f"{s3}/packed"
+    with (
+        Lease(remote(out), "knonik pack of somebody"),
+        pytest.raises(StorageError, match=r"packed is being written by another run .*knonik pack of somebody"),
+    ):
+        pack(episodes, out, engine="inline", **OPTIONS)
+    assert [info.key for info in remote(out).objects()] == [LEASE]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_of_two_manifests_the_first_stands(episodes, s3, scratch, monkeypatch, generation):
+    """Even where no lease keeps two packers apart, only one of them wins."""
+    out = f"{s3}/packed"
+    options = {**OPTIONS, "engine": "inline", "storage_profile": "training_fast"}
+    if generation == 2:
+        pack(episodes, out, **options)
+    real = pack_run.publish
+
+    def overtaken(*arguments):
+        remote(out).put_bytes("hlp_manifest.json", b'{"of": "another packer"}')
+        real(*arguments)
+
+    monkeypatch.setattr(pack_run, "publish", overtaken)
+    with pytest.raises(PackError, match="another run packed this dataset at the same time and was first"):
+        pack(episodes, out, **options, seed=3, overwrite=True)
+    assert remote(out).read_bytes("hlp_manifest.json") == b'{"of": "another packer"}'
+
+
+def test_a_file_that_another_run_wrote_over_is_not_published(episodes, s3, scratch, monkeypatch):
+    out = f"{s3}/packed"
+    real = pack_run.fidelity.worst
+
+    def overwritten(*arguments):
+        remote(out).put_bytes("hlp_000001.khlp", b"of another packer")
+        return real(*arguments)
+
+    monkeypatch.setattr(pack_run.fidelity, "worst", overwritten)
+    with pytest.raises(PackError, match=r"hlp_000001\.khlp was replaced by another run"):
+        pack(episodes, out, engine="inline", **OPTIONS)
+    assert remote(out).head("hlp_manifest.json") is None
+
+
+def test_a_packer_that_lost_its_lease_uploads_nothing_more(episodes, s3, scratch, monkeypatch):
+    out = f"{s3}/packed"
+    real = work.assemble
+
+    def robbed(task, desk, shards):
+        if task.name == "hlp_000002.khlp":
+            remote(out).put_bytes(LEASE, b'{"id": "somebody else"}')
+        return real(task, desk, shards)
+
+    monkeypatch.setattr("knonik_assets.packing.transcode.assemble", robbed)
+    with pytest.raises(StorageError, match="was taken over by another run"):
+        pack(episodes, out, engine="inline", **OPTIONS)
+    names = [info.key for info in remote(out).objects()]
+    assert "hlp_000001.khlp" in names
+    assert "hlp_000002.khlp" not in names
+    assert "hlp_manifest.json" not in names
+
+
+def test_damage_is_told_with_the_url(episodes, s3, tmp_path, scratch):
+    source = upload(episodes, f"{s3}/episodes")
+    name = "episode_000001/rgb_cam_0.mkv"
+    data = bytearray(remote(source).read_bytes(name))
+    data[len(data) // 2] ^= 1
+    remote(source).put_bytes(name, bytes(data))
+    with pytest.raises(EpisodeError, match=rf"{source}/{name} differs from the checksum.*--exclude episode_000001"):
+        pack(source, f"{s3}/packed", engine="inline", **OPTIONS)
+    assert remote(f"{s3}/packed").head("hlp_manifest.json") is None
+    remote(source).delete([name])
+    with pytest.raises(EpisodeError, match=rf"{source}/{name} is missing"):
+        pack(source, f"{s3}/packed", engine="inline", **OPTIONS)
+
+
+def test_what_is_no_folder_of_episodes(s3, tmp_path, scratch, episodes):
+    with pytest.raises(PackError, match=f"No ingested episode in {s3}/nothing"):
+        pack(f"{s3}/nothing", tmp_path / "out", "d")
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket-of-mine.* does not exist"):
+        pack(episodes, "s3://no-such-bucket-of-mine/x", "d")
+    source = upload(episodes, f"{s3}/episodes")
+    for out, says in ((source, "same directory"), (f"{source}/episode_000001/x", "inside the episode")):
+        with pytest.raises(ConfigError, match=says):
+            pack(source, out, "d")
+
+
+def test_an_episode_that_is_replaced_meanwhile_is_never_mixed_in(episodes, s3, tmp_path, scratch, monkeypatch):
+    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    other = write_episodes(tmp_path / "other", (23,), fps=25.0)
+    real = pack_run.write_files
+
+    def replacing(*arguments):
+        results = real(*arguments)
+        upload(other, source)
+        return results
+
+    monkeypatch.setattr(pack_run, "write_files", replacing)
+    with pytest.raises(PackError, match=f"{source}/episode_000000 was replaced while it was packed"):
+        pack(source, out, engine="inline", **OPTIONS)
+    assert remote(out).head("hlp_manifest.json") is None
+
+
+def test_the_command_line(episodes, s3, tmp_path, scratch):
+    source = upload(episodes, f"{s3}/episodes")
+    call = ["pack", "--input-dir", source, "--output-dir", f"{s3}/out/", "--dataset-name", "d", "--quiet"]
+    knonik = Path(sys.executable).with_name("knonik")
+    run = subprocess.run([knonik, *call, "--collect"], text=True, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"{s3}/out/knonik_d_hlp/hlp_manifest.json"
+    manifest = json.loads(remote(f"{s3}/out/knonik_d_hlp").read_bytes("hlp_manifest.json"))
+    assert manifest["num_frames"] == 76
+    assert np.isclose(manifest["fps"], 30)
+
+
+# -- scratch space -------------------------------------------------------------------------------------------------
+
+
+def sizes(episodes: Path, manifest: Path) -> tuple[int, int]:
+    """Bytes of the largest KHLP file, and of the largest episode."""
+    files = json.loads(manifest.read_text())["hlps"]
+    folders = [
+        sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) for folder in episodes.iterdir()
+    ]
+    return max(entry["bytes"] for entry in files), max(folders)
+
+
+@pytest.mark.parametrize(
+    ("window", "engine"), [(3, {"engine": "inline"}), (1, {"workers": 2}), (3, {"workers": 2})], ids=str
+)
+def test_room_for_one_file_and_one_episode_is_enough(episodes, s3, tmp_path, scratch, monkeypatch, window, engine):
+    options = {**OPTIONS, "window_size": window, "storage_profile": "training_fast"}
+    manifest = pack(episodes, tmp_path / "whole", engine="inline", **options)[0]
+    source = upload(episodes, f"{s3}/episodes")
+    file, episode = sizes(episodes, manifest)
+    # room is made before the exact size is known: 64 bytes a record and 2 KiB a shard are held in reserve
+    limit = file + episode + window * (4 * 7 + 3) * 64 + window * 2200
+    assert limit < 2 * episode, "two lanes get on only because one waits for the other"
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(limit))
+    held, real = [], Desk.publish
+
+    def published(desk, name):
+        held.append(sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file()))
+        return real(desk, name)
+
+    monkeypatch.setattr(Desk, "publish", published)
+    pack(source, f"{s3}/packed", **engine, **options)
+    assert stored(f"{s3}/packed") == tree(tmp_path / "whole")
+    assert all(size <= limit for size in held)
+    if "engine" in engine:
+        assert len(held) == len(json.loads(manifest.read_text())["hlps"])
+
+
+def test_too_little_room_says_for_what_and_how_much(episodes, s3, tmp_path, scratch, monkeypatch):
+    options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
+    file, episode = sizes(episodes, pack(episodes, tmp_path / "whole", **options)[0])
+    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(episode // 2))
+    with pytest.raises(
+        StorageError, match=rf"{source}/episode_00000\d needs [\d,]+ bytes of scratch.*KNONIK_SCRATCH_BYTES"
+    ):
+        pack(source, out, **options)
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(file // 2))
+    with pytest.raises(StorageError, match=rf"{out}/hlp_00000\d.khlp needs [\d,]+ bytes .* allows {file // 2:,} in"):
+        pack(episodes, out, **options)
+    assert remote(out).head("hlp_manifest.json") is None
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "a lot")
+    with pytest.raises(ConfigError, match="KNONIK_SCRATCH_BYTES is 'a lot'"):
+        pack(episodes, out, **options)
+
+
+# -- killed runs ---------------------------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+from knonik_assets.pack import pack
+engine = {"engine": "inline"} if sys.argv[3] == "inline" else {"workers": 2}
+pack(sys.argv[1], sys.argv[2], "d", 7, 1, seed=5, storage_profile="training_fast", overwrite=True, **engine)
+"""
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+def test_a_packer_killed_during_an_upload(episodes, s3, s3_server, tmp_path, scratch, monkeypatch, engine):
+    """The old manifest reads as before; the next run keeps what is whole, and ends with the same bytes."""
+    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    options = {"shard_size": 7, "window_size": 1, "storage_profile": "training_fast"}
+    manifest = pack(source, out, "d", engine="inline", **options)[0]
+    before = stored(out)
+    stalled = threading.Event()
+
+    def fault(request):
+        if request.method == "PUT" and request.path.endswith("gen_0002/hlp_000004.khlp"):
+            stalled.set()
+            return "stall"
+        return None
+
+    with FaultyProxy(s3_server, fault) as proxy:
+        call = [sys.executable, "-c", KILLED, source, out, engine]
+        environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
+        with subprocess.Popen(call, start_new_session=True, env=environment) as process:
+            assert stalled.wait(120)
+            os.killpg(process.pid, signal.SIGKILL)
+        left = stored(out)
+        assert {name: left[name] for name in before} == before
+        assert "gen_0002/hlp_000004.khlp" not in left
+        kept = [name for name in left if name.startswith("gen_0002/")]
+        assert len(kept) >= 4
+        assert list(scratch.glob("room-*"))
+        config = {"decode_mode": "random_access", "hlp_manifest": manifest, "fs_type": "s3", "chunk_len": 1}
+        with ShardedDataLoader({**config, "batch_size": 8, "rank": 0, "world_size": 1}) as loader:
+            assert sum(len(batch["_episode_ids"]) for batch in loader) == 76
+        pack(source, out, "d", engine="inline", seed=5, overwrite=True, **options)
+        proxy.release()  # what was on its way arrives after all, and is equal
+    pack(episodes, tmp_path / "whole", "d", engine="inline", **options)
+    pack(episodes, tmp_path / "whole", "d", engine="inline", seed=5, overwrite=True, **options)
+    assert stored(out) == tree(tmp_path / "whole")
+    report = json.loads(remote(out).read_bytes("pack_report.json"))
+    assert report["files_reused"] == len(kept)
+
+
+def test_a_damaged_leftover_is_written_again(episodes, s3, tmp_path, scratch):
+    out = f"{s3}/packed"
+    options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
+    pack(episodes, tmp_path / "whole", **options)
+    pack(episodes, out, **options)
+    data = bytearray(remote(out).read_bytes("hlp_000001.khlp"))
+    data[len(data) // 3] ^= 1
+    remote(out).put_bytes("hlp_000001.khlp", bytes(data))
+    remote(out).delete(["hlp_manifest.json", "hlp_manifest.1.json", "hlp_000000.khlp"])
+    pack(episodes, out, **options)
+    assert stored(out) == tree(tmp_path / "whole")
+    report = json.loads(remote(out).read_bytes("pack_report.json"))
+    assert (report["files_written"], report["files_reused"]) == (2, report["files_reused"])
+    assert report["files_reused"] >= 1
+
+
+def test_files_of_a_run_that_may_still_be_alive_are_left_alone(episodes, s3, scratch):
+    """A lease that ran out was perhaps a paused machine's: its generation is not written over, the next one is taken."""
+    out = f"{s3}/packed"
+    options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
+    pack(episodes, out, **options)
+    remote(out).delete(["hlp_manifest.json", "hlp_manifest.1.json"])
+    with pytest.raises(PackError, match=r"holds files that no manifest names.*hlp_000000\.khlp"):
+        pack(episodes, out, **options, seed=5)
+    gone = {"id": "x", "pid": 1, "host": "far", "process": {"machine": "far"}, "command": "c", "seconds": 0.1}
+    info = remote(out).put_bytes(LEASE, json.dumps(gone).encode())
+    while time.time() < info.modified + 1.2:
+        time.sleep(0.05)
+    before = stored(out)
+    paths = pack(episodes, out, **options, seed=5, overwrite=True)
+    assert paths[2] == f"{out}/gen_0002/hlp_000000.khlp"
+    assert {name: data for name, data in stored(out).items() if name in before} == before
+
+
+# -- looking at it -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_looks_at_urls(episodes, s3, tmp_path, scratch):
+    out = f"{s3}/packed"
+    manifest = pack(episodes, out, storage_profile="training_fast", engine="inline", **OPTIONS)[0]
+    local = pack(episodes, tmp_path / "whole", storage_profile="training_fast", engine="inline", **OPTIONS)[0]
+    here, there = inspect_path(local, verify=True), inspect_path(manifest, verify=True)
+    assert there.pop("path") == manifest
+    del here["path"]
+    assert there == here
+    assert there["damage"] == []
+    assert inspect_path(out)["facts"] == here["facts"]
+    assert inspect_path(f"{out}/hlp_000001.khlp", verify=True)["damage"] == []
+    assert inspect_path(f"{out}/hlp_index.khli")["facts"]["episodes"] == 4
+    assert save_frames(manifest, ["episode_000002:30"], tmp_path / "pictures")
+    data = bytearray(remote(out).read_bytes("hlp_000001.khlp"))
+    data[len(data) // 3] ^= 1
+    remote(out).put_bytes("hlp_000001.khlp", bytes(data))
+    remote(out).delete(["hlp_000000.khlp"])
+    damage = inspect_path(manifest, verify=True)["damage"]
+    assert f"{out}/hlp_000000.khlp is missing" in damage
+    assert any(f"{out}/hlp_000001.khlp: shard" in text for text in damage)
+    with pytest.raises(ConfigError, match=f"There is no packed dataset at {s3}/nothing"):
+        inspect_path(f"{s3}/nothing")
