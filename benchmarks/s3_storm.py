@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,35 @@ def storm(fault: str, share: float) -> Callable[[object], str | None]:
             return fault if generator.random() < share else None
 
     return pick
+
+
+def stall(url: str, config: Callable[..., dict]) -> Ratio:
+    """Seconds that `shutdown` takes while no request for a payload is ever answered, and what is left after it."""
+    from knonik_loader import ShardedDataLoader
+    from tests.support.proxy import FaultyProxy
+
+    stalled = threading.Event()
+
+    def pick(request: Any) -> str | None:
+        if not request.path.endswith(".khlp"):
+            return None
+        stalled.set()
+        return "stall"
+
+    seconds, left = [], 0
+    for _ in range(5):
+        stalled.clear()
+        with FaultyProxy(url, pick) as proxy:
+            loader = ShardedDataLoader(config(proxy.url))
+            iterator = iter(loader)
+            stalled.wait(60)
+            began = time.perf_counter()
+            loader.shutdown()
+            seconds.append(time.perf_counter() - began)
+            left += sum(thread.name.startswith("knonik-") for thread in threading.enumerate())
+            del iterator
+    detail = f"longest of {len(seconds)}; {left} threads left, nothing answered"
+    return Ratio("shutdown while S3 stalls", "seconds", max(seconds), "< 5", detail)
 
 
 def run() -> list[Ratio]:
@@ -54,13 +84,21 @@ def run() -> list[Ratio]:
             request = urllib.request.Request(f"{url}/bkt/{path.name}", data=path.read_bytes(), method="PUT")
             request.add_header("Content-Type", "application/octet-stream")
             urllib.request.urlopen(request, timeout=30).close()
+
+        def behind(url: str) -> dict[str, Any]:
+            params = {"endpoint_url": url, "region": "us-east-1", "bucket": "bkt"}
+            keys = {"batch_size": 8, "max_steps": 1_000_000, "hlp_manifest": "hlp_manifest.json"}
+            return packed.config(fs_type="s3", fs_params=params, **keys)
+
+        rows.append(stall(url, behind))
         for fault, share in SHARES.items():
             with FaultyProxy(url, storm(fault, share)) as proxy:
-                params = {"endpoint_url": proxy.url, "region": "us-east-1", "bucket": "bkt"}
-                keys = {"batch_size": 8, "max_steps": 1_000_000}
-                remote = packed.config(fs_type="s3", fs_params=params, **keys | {"hlp_manifest": "hlp_manifest.json"})
+                remote = behind(proxy.url)
                 equal = count = 0
-                with ShardedDataLoader(remote) as loader, ShardedDataLoader(packed.config(**keys)) as calm:
+                with (
+                    ShardedDataLoader(remote) as loader,
+                    ShardedDataLoader(packed.config(batch_size=8, max_steps=1_000_000)) as calm,
+                ):
                     deadline = time.monotonic() + seconds
                     for one, other in zip(loader, calm, strict=True):
                         count += 1

@@ -27,12 +27,13 @@ from knonik_loader.plan.absent import absent_windows, with_absent
 from knonik_loader.plan.substitutes import SubstituteSource, with_substitutes
 from knonik_loader.plan.types import BatchPlan
 from knonik_loader.plan.windows import Window
-from knonik_loader.state import STATE_VERSION, check_state, whole_number
+from knonik_loader.state import STATE_VERSION, check_state, described, whole_number
 
 __all__ = ["DataLoader", "Plan"]
 
 MOST_EPOCHS = 2**31
 _SHUTDOWN_S = 4.0
+_BETWEEN_READS_S = 0.1
 
 Batch = dict[str, Any]
 Loader = TypeVar("Loader", bound="DataLoader")
@@ -171,10 +172,13 @@ class DataLoader:
             **{field: digest for field, (_, digest) in self._manifests().items()},
             "digest": self._sampler.digest,
             "order": dict(self._sampler.identity),
+            "streams": self._values(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where ``state`` was taken.
+
+        A loader whose ``stream_cfg`` makes other values of the same frames goes on all the same, with a warning.
 
         Raises:
             ResumeMismatchError: the state belongs to another dataset or order; the message names what differs.
@@ -211,10 +215,13 @@ class DataLoader:
             run.close()
         if self._engine.processes is not None:
             self._engine.processes.close()
-        for source in self._engine.sources:
-            source.dataset.close()  # also ends the pauses before further attempts of reads that fail
-        for run in runs:
-            run.join(deadline)
+        joined = False
+        while not joined:
+            for source in self._engine.sources:
+                source.dataset.close()  # also gives up what is being read from a stalled network
+            late = time.monotonic() >= deadline
+            # A thread that was between two reads has begun another one, which is given up as well.
+            joined = all(run.join(time.monotonic() + _BETWEEN_READS_S) for run in runs) or late
         for source in self._engine.sources:
             source.dataset.close()
 
@@ -279,6 +286,12 @@ class DataLoader:
         found = [(part.name, part.dataset) for part in self._parts]
         fields = ["manifest"] if len(found) == 1 else [f"manifest.{name}" for name, _ in found]
         return {f: (dataset.key, dataset.manifest.digest()) for f, (_, dataset) in zip(fields, found, strict=True)}
+
+    def _values(self) -> dict[str, str]:
+        """Stream → what its values are made of; of a mix, for each dataset."""
+        if len(self._parts) == 1:
+            return described(self._parts[0].bound)
+        return {f"{part.name}.{key}": value for part in self._parts for key, value in described(part.bound).items()}
 
     def _check_open(self) -> None:
         if self._closed:

@@ -37,11 +37,23 @@ class LoadedStream:
     resize: tuple[int, int] | None = None
     scale: Scale | None = None
     optional: bool = False
+    method: str | None = None
+    """Of ``normalize``, by name."""
 
     @property
     def key(self) -> str:
         """The stream's key in the batch."""
         return self.batch.key
+
+    @property
+    def made_of(self) -> str:
+        """The stored stream and what is done to it, in words."""
+        if self.stored is None:
+            return "absent"
+        parts = [f"{self.stored.key}, {self.batch.dtype} {list(self.batch.shape)}"]
+        parts += [f"resized to {list(self.resize)}"] if self.resize else []
+        parts += [f"normalized by {self.method}"] if self.method else []
+        return ", ".join(parts)
 
     @property
     def changed(self) -> bool:
@@ -185,7 +197,7 @@ def _bind(
         info = StreamInfo(-1, kind, name, "", shape, dtype, 0.0)
     else:
         info = dataclasses.replace(stored, name=name, shape=shape, dtype=dtype)
-    return LoadedStream(info, stored, options.resize, scale, options.optional)
+    return LoadedStream(info, stored, options.resize, scale, options.optional, options.normalize if scale else None)
 
 
 def _check_kind(key: str, kind: StreamKind, options: StreamOptions) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knonik_loader.config_streams import LoadedStream
 from knonik_loader.errors import ResumeMismatchError
 
-__all__ = ["STATE_VERSION", "check_state", "whole_number"]
+__all__ = ["STATE_VERSION", "check_state", "described", "whole_number"]
 
 STATE_VERSION = 1
 
@@ -46,7 +48,7 @@ def check_state(
     theirs = state.get("order")
     order = theirs if isinstance(theirs, Mapping) else {}
     fields = [(name, order.get(name), value) for name, value in mine["order"].items()]
-    free = {"version", "epoch", "step", "epoch_batches", "worker", "workers", "order", *digests}
+    free = {"version", "epoch", "step", "epoch_batches", "worker", "workers", "order", "streams", *digests}
     fields += [(name, state.get(name), value) for name, value in mine.items() if name not in free]
     for name, other, value in fields:
         if other != value:
@@ -68,4 +70,28 @@ def check_state(
                 f"the state's {name} is {state.get(name)!r}, which no run of this loader reaches."
             )
         numbers.append(number)
+    _warn_of_values(state.get("streams"), mine.get("streams"))
     return numbers[0], numbers[1]
+
+
+def described(bound: Sequence[LoadedStream]) -> dict[str, str]:
+    """Stream of a batch → what its values are made of, in words; equal words, equal values."""
+    return {stream.key: stream.made_of for stream in bound}
+
+
+def _warn_of_values(theirs: object, mine: object) -> None:
+    """Say which streams have other values than in the saved run: the order goes on, so that it is no mistake."""
+    if not isinstance(theirs, Mapping) or not isinstance(mine, Mapping):
+        return
+    told = [
+        f"{key!r} was {theirs[key]}, here it is {value}"
+        for key, value in mine.items()
+        if key in theirs and theirs[key] != value
+    ]
+    if told:
+        warnings.warn(
+            f"the run goes on in the same order, but with other values than it was saved with: {'; '.join(told)}. Give "
+            "stream_cfg as it was, if that isn't meant",
+            UserWarning,
+            stacklevel=4,
+        )

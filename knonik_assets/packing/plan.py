@@ -178,7 +178,8 @@ def _clock_warnings(episodes: Sequence[EpisodeFacts], fps: float) -> Iterator[st
 
 
 def _check_splits(splits: Sequence[str], options: PackOptions) -> Iterator[str]:
-    for name in options.split:
+    total = sum(options.split.values())
+    for name, fraction in options.split.items():
         if name not in splits:
             if name == "train":
                 raise PackError(
@@ -186,6 +187,14 @@ def _check_splits(splits: Sequence[str], options: PackOptions) -> Iterator[str]:
                     "give it a larger fraction, or another --seed."
                 )
             yield f"No episode of {len(splits)} falls into the split {name!r}: fractions hold on average only."
+            continue
+        wanted = fraction / total * len(splits)
+        if splits.count(name) < wanted / 2:
+            yield (
+                f"Only {splits.count(name)} of {len(splits)} episodes fall into the split {name!r}, where "
+                f"{fraction:g} asks for {wanted:.3g}: fractions hold on average only, an episode never changes its "
+                "split. Another --seed deals them anew."
+            )
 
 
 def _groups(episodes: Sequence[EpisodeFacts], shard_size: int, options: PackOptions) -> Iterator[tuple[ShardPlan, ...]]:

@@ -427,6 +427,8 @@ def _end_all() -> None:
     runs = list(_live)
     for run in runs:
         run.close()
+        for source in run._engine.sources:
+            source.dataset.close()  # gives up what hangs in a stalled network
     deadline = time.monotonic() + 2
     for run in runs:
         run.join(deadline)

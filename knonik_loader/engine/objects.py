@@ -1,4 +1,7 @@
-"""Object stores (S3, Google Cloud Storage, Azure) through obstore, imported when the first object is read."""
+"""Object stores (S3, Google Cloud Storage, Azure) through obstore, imported when the first object is read.
+
+Reads are awaited, so that one which hangs in a stalled network ends when the storage is closed, and its thread with it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from knonik_loader.engine.awaited import GivenUpError, Requests
 from knonik_loader.engine.storage import fs_type_of, join_url
 from knonik_loader.errors import ConfigError, KnonikError, StorageError, TruncatedError
 
@@ -52,6 +56,7 @@ class ObjectStorage:
         self._lock = threading.Lock()
         self._stores: dict[str, Any] = {}
         self._closing = threading.Event()
+        self._requests = Requests()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectStorage, (self.fs_type, self._params))
@@ -78,7 +83,7 @@ class ObjectStorage:
         """Bytes of an object."""
         import obstore
 
-        return int(self.ask(key, lambda store, path: obstore.head(store, path)["size"]))
+        return int(self._await(key, lambda store, path: obstore.head_async(store, path))["size"])
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset``."""
@@ -91,10 +96,10 @@ class ObjectStorage:
         starts = [offset for offset, length in ranges if length]
         lengths = [length for _, length in ranges if length]
 
-        def get(store: Any, path: str) -> list[memoryview]:  # noqa: ANN401 - any obstore store
+        async def get(store: Any, path: str) -> list[memoryview]:  # noqa: ANN401 - any obstore store
             if not starts:
                 return []
-            parts = obstore.get_ranges(store, path, starts=starts, lengths=lengths, coalesce=0)
+            parts = await obstore.get_ranges_async(store, path, starts=starts, lengths=lengths, coalesce=0)
             views = [memoryview(part) for part in parts]
             for start, length, view in zip(starts, lengths, views, strict=True):
                 if len(view) != length:
@@ -102,20 +107,38 @@ class ObjectStorage:
             return views
 
         end = max((start + length for start, length in zip(starts, lengths, strict=True)), default=0)
-        found = iter(self.ask(key, get, end))
+        found = iter(self._await(key, get, end))
         return [next(found) if length else memoryview(b"") for _, length in ranges]
 
     def read_all(self, key: str) -> bytes:
         """A whole object."""
         import obstore
 
-        return bytes(self.ask(key, lambda store, path: obstore.get(store, path).bytes()))
+        async def get(store: Any, path: str) -> bytes:  # noqa: ANN401 - any obstore store
+            found = await obstore.get_async(store, path)
+            return bytes(await found.bytes_async())
+
+        return self._await(key, get)
 
     def close(self) -> None:
-        """Forget the connections; what is being read is not tried again."""
-        closing = self._closing
+        """Forget the connections; what is being read is given up, and not tried again."""
+        closing, requests, here = self._closing, self._requests, self._pid == os.getpid()
         self._reset()
         closing.set()
+        if here:  # a forked copy's readers, and who holds their lock, live in the parent
+            requests.give_up()
+
+    def _await(self, key: str, call: Callable[[Any, str], Awaitable[T]], wanted: int = 0) -> T:
+        """`ask` for what is to be awaited, until the storage is closed."""
+        requests = self._requests
+
+        def read(store: Any, path: str) -> T:  # noqa: ANN401 - any obstore store
+            try:
+                return requests.run(lambda: call(store, path))
+            except GivenUpError:
+                raise _outage(f"{key} was being read when the loader was shut down.") from None
+
+        return self.ask(key, read, wanted)
 
     def ask(self, key: str, call: Callable[[Any, str], T], wanted: int = 0, doing: str = "read") -> T:
         """Run one request, again where the body broke off, and with fresh credentials where they were refused.

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 
 from knonik_loader.errors import ConfigError, ResumeMismatchError
 from knonik_loader.plan.types import BatchPlan
-from knonik_loader.state import STATE_VERSION, check_state, whole_number
+from knonik_loader.state import STATE_VERSION, check_state, described, whole_number
 from knonik_loader.torch.collation import split_batch
 from knonik_loader.torch.epochs import MOST_EPOCHS, PassCounter, SharedNumber, epoch_number
 from knonik_loader.torch.need import IterableDataset, get_worker_info
@@ -206,6 +206,7 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
             "manifest": opened.manifest.digest(),
             "digest": opened.sampler.digest,
             "order": dict(opened.sampler.identity),
+            "streams": described(opened.bound),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -223,6 +224,7 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
             "manifest": opened.manifest.digest(),
             "digest": opened.sampler.digest,
             "order": opened.sampler.identity,
+            "streams": described(opened.bound),
         }
         anything: object = state
         given = anything if isinstance(anything, Mapping) else {}  # what it is then, check_state says

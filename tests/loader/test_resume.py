@@ -1,5 +1,6 @@
 """Every kind of loader resumes from every step, also as another one."""
 
+import json
 from typing import ClassVar
 
 import pytest
@@ -93,6 +94,42 @@ class TestMix(Small):
 
     def resume_with(self):
         return [self.mix(batch_size=3, rank=rank, world_size=2, num_decoders=2) for rank in range(2)]
+
+
+OTHER_VALUES = [
+    ({"cam_0": {"resize": [40, 40]}}, r"rgb_cam_0' was rgb_cam_0, uint8 \[80, 80, 3\], here .*resized to \[40, 40\]"),
+    ({"cam_0": {"dtype": "float32"}}, r"rgb_cam_0' was .*, here it is rgb_cam_0, float32 \[80, 80, 3\]"),
+    ({"state": {"normalize": "min_max"}}, r"state' was .*, here it is state, float32 \[4\], normalized by min_max"),
+    ({"action": {"source": "state"}}, r"action' was action, .*, here it is state, float32"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), OTHER_VALUES, ids=["resize", "dtype", "normalize", "source"])
+@pytest.mark.parametrize("kind", ["loader", "mix", "iterable"])
+def test_other_values_go_on_in_the_same_order_with_a_warning(small, kind, change, said):
+    streams = {"cam_0": {}, "state": {}, "action": {}}
+
+    def make(streams):
+        if kind == "loader":
+            return ShardedDataLoader(small.config(chunk_len=2), streams)
+        if kind == "mix":
+            part = {"loader": {}, "streams": streams}
+            return MultiShardedDataLoader([("one", part), ("two", part)], [1, 1], small.config(chunk_len=2))
+        pytest.importorskip("torch")
+        from knonik_loader.torch import KhlpIterableDataset
+
+        return KhlpIterableDataset(small.manifest, batch_size=4, rank=0, world_size=1, chunk_len=2, streams=streams)
+
+    whole = make(streams)
+    state = json.loads(json.dumps(whole.state_dict()))
+    order = [(batch["_episode_ids"], batch["_frame_indices"].tolist()) for batch in whole]
+    make(streams).load_state_dict(state)  # as it was: nothing is said
+    other = make(streams | change)
+    with pytest.warns(UserWarning, match=f"(?s)goes on in the same order, but with other values.*{said}") as caught:
+        other.load_state_dict(state)
+    assert len(caught) == 1
+    assert all(f"{name}." in str(caught[0].message) for name in ("one", "two") if kind == "mix")
+    assert [(batch["_episode_ids"], batch["_frame_indices"].tolist()) for batch in other] == order
 
 
 def test_a_loader_that_does_not_resume_is_told_apart(small):

@@ -69,17 +69,20 @@ def write_packed(
     seed: int = 0,
     tag: int = 0,
     state_dim: int = 4,
+    camera_names: Sequence[str] | None = None,
 ) -> Packed:
     """Write a dataset whose shards are dealt to files in a shuffled order.
 
-    ``clocks`` gives the times (seconds) of some episodes; the others run at ``fps`` from ``start`` on.
+    ``camera_names``: in place of ``cam_0``, ``cam_1`` and so on. ``clocks`` gives the times (seconds) of some episodes; the others run at ``fps`` from ``start`` on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    streams = _streams(profile, cameras, size, depth, fps, state_dim)
+    names = camera_names or [f"cam_{number}" for number in range(cameras)]
+    streams = _streams(profile, names, size, depth, fps, state_dim)
     codecs = {stream.stream_id: make_codec(stream) for stream in streams}
     arrays = [episode_arrays(episode + tag, frames, cameras, *size, fps=fps) for episode, frames in enumerate(lengths)]
     for one in arrays:
         one["state"] = one["state"][:, :state_dim].copy()
+        one |= {name: one.pop(f"cam_{number}") for number, name in enumerate(names)}
     times = [start + np.arange(frames) / fps for frames in lengths]
     for episode, clock in (clocks or {}).items():
         times[episode] = np.asarray(clock, np.float64)
@@ -147,10 +150,10 @@ def edit_manifest(path: Path, change: Callable[[dict], object]) -> Path:
 
 
 def _streams(
-    profile: str, cameras: int, size: tuple[int, int], depth: bool, fps: float, state_dim: int
+    profile: str, cameras: Sequence[str], size: tuple[int, int], depth: bool, fps: float, state_dim: int
 ) -> list[StreamInfo]:
     params = {"gop": 5} if profile == "compact_video" else {}
-    found = [("rgb", f"cam_{c}", CODEC[profile], (*size, 3), "uint8", params) for c in range(cameras)]
+    found = [("rgb", name, CODEC[profile], (*size, 3), "uint8", params) for name in cameras]
     if depth:
         found.append(("depth", "cam_0", "depth", (12, 16), "float32", {"quantization_mm": 1.0}))
     found += [

@@ -204,3 +204,15 @@ def test_an_empty_train_split_is_refused_and_another_warned_of():
         make_plan(episodes, options(split="train=0.5,val=0.5", seed=2))
     plan = make_plan(episodes, options(split="train=0.999,val=0.001"))
     assert "split 'val'" in plan.warnings[0]
+
+
+def test_a_split_with_less_than_half_of_what_was_asked_for_is_warned_of():
+    fractions, names = {"train": 0.75, "val": 0.25}, [episode(number).source_id for number in range(4)]
+    dealt = {seed: [split_of(seed, name, fractions) for name in names].count("train") for seed in range(200)}
+    uneven = next(seed for seed, train in dealt.items() if train == 1)
+    even = next(seed for seed, train in dealt.items() if train == 3)
+    episodes = [episode(number) for number in range(4)]
+    (said,) = make_plan(episodes, options(split=fractions, seed=uneven)).warnings
+    assert said.startswith("Only 1 of 4 episodes fall into the split 'train', where 0.75 asks for 3: ")
+    assert "--seed" in said
+    assert make_plan(episodes, options(split=fractions, seed=even)).warnings == ()

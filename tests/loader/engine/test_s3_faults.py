@@ -1,9 +1,12 @@
 """A network between the loader and S3 that fails in every way: equal batches, or one error that says what and why."""
 
+import asyncio
+import json
 import os
 import random
+import subprocess
+import sys
 import threading
-import time
 from datetime import timedelta
 
 import numpy as np
@@ -212,16 +215,49 @@ def test_shutdown_while_s3_stalls(through):
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert stalled.wait(30)
-    began = time.monotonic()
+    assert ours()
     loader.shutdown()
-    assert time.monotonic() - began < 20  # a read gives up after 30 s
+    assert not ours()  # S3 still stalls: the reads were given up
     consumer.join(60)
     assert outcome == ["this pass has ended: the loader was shut down."]
-    proxy.release()
-    end = time.monotonic() + 20
-    while any(thread.name.startswith("knonik-") for thread in threading.enumerate()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("knonik-")]
+    loader.shutdown()
+    assert proxy.count("stall")
+
+
+def test_a_program_ends_while_s3_stalls(through):
+    """Without a word to the loader; the server never answers, and gives up its own waiting after minutes."""
+    stalled = threading.Event()
+
+    def pick(request):
+        if request.path.endswith(".khlp"):
+            stalled.set()
+            return "stall"
+        return None
+
+    _, config = through(pick)
+    script = "import json, sys; from knonik_loader import ShardedDataLoader\n"
+    script += "batches = iter(ShardedDataLoader(json.loads(sys.argv[1])))\nsys.stdin.readline()"
+    command = [sys.executable, "-c", script, json.dumps(config)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as run:
+        assert stalled.wait(60)
+        _, said = run.communicate("\n", timeout=30)
+    assert (run.returncode, said) == (0, "")
+
+
+def test_opening_inside_a_running_event_loop(through, expected):
+    """As in a notebook."""
+    _, config = through(lambda request: None)
+
+    async def cell():
+        with ShardedDataLoader(config) as loader:
+            return list(loader)
+
+    same(asyncio.run(cell()), expected)
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("knonik-")]
 
 
 def test_ranges_are_asked_for_in_parallel(through):

@@ -8,16 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from crc32c import crc32c
 from torch.utils.data import DataLoader, default_collate
 
 from knonik_loader import ConfigError, PlanError, ShardedDataLoader, StorageError
 from knonik_loader.engine.direct import DirectReader
 from knonik_loader.engine.storage import LocalStorage
-from knonik_loader.khlp.index import INDEX_NAME, DatasetIndex, EpisodeTable, ShardTable
-from knonik_loader.khlp.manifest import IndexEntry, load_manifest
 from knonik_loader.torch import KhlpDataset, KhlpIterableDataset, split_episodes
 from knonik_loader.torch import packed as packed_module
+from tests.support.huge import write_huge
 from tests.support.packed import check_frames, write_packed
 from tests.support.torching import samples
 
@@ -177,46 +175,13 @@ def test_a_pickle_is_small_and_opens_where_it_arrives(packed):
 
 
 def test_a_hundred_thousand_episodes_travel_light(tmp_path):
-    packed = huge(tmp_path, 100_000)
+    packed = write_huge(tmp_path, 100_000)
     names = [f"episode_{row:06d}" for row in range(0, 100_000, 3)]
     for options in ({}, {"episodes": names}):
         data = pickle.dumps(KhlpDataset(packed, streams=["state"], **options))
         assert len(data) < 1 << 20
         copy = pickle.loads(data)
         assert copy.num_episodes == (len(names) if options else 100_000)
-
-
-def huge(folder, episodes):
-    """A manifest and index of many episodes of one frame each, whose files are not there."""
-    small = write_packed(folder, [1], cameras=0, depth=False)
-    rows = np.arange(episodes)
-    table = EpisodeTable(
-        episode_id=[f"episode_{row:06d}" for row in rows],
-        source_id=[f"source_{row}" for row in rows],
-        length=np.ones(episodes, np.int64),
-        split=[""] * episodes,
-        regular=np.ones(episodes, bool),
-        t0=np.zeros(episodes),
-        fps=np.full(episodes, 30.0),
-        language=[""] * episodes,
-        digest=np.zeros((episodes, 32), np.uint8),
-    )
-    zero, one = np.zeros(episodes, np.uint32), np.ones(episodes, np.uint32)
-    shards = ShardTable(zero, rows.astype(np.uint32), rows.astype(np.uint32), zero, one)
-    data = DatasetIndex(table, {}, shards).to_bytes()
-    (folder / INDEX_NAME).write_bytes(data)
-    manifest = load_manifest(small.manifest.read_bytes(), "here")
-    hlps = [manifest.hlps[0].model_copy(update={"num_shards": episodes})]
-    counts = {
-        "num_episodes": episodes,
-        "num_shards": episodes,
-        "num_frames": episodes,
-        "hlps": hlps,
-        "window_size": episodes,
-    }
-    entry = IndexEntry(uri=INDEX_NAME, bytes=len(data), crc32c=crc32c(data))
-    small.manifest.write_text(manifest.model_copy(update={**counts, "index": entry}).to_json())
-    return small.manifest
 
 
 def test_a_dataset_that_was_packed_anew_is_not_mistaken(tmp_path):
