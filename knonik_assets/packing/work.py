@@ -77,7 +77,9 @@ def write_files(
     Raises:
         EpisodeError, PackError, StorageError: the first failure ends the work.
     """
-    shards = splits_files(engine, len(tasks))
+    # an episode at a URL is fetched once a file, or once a shard: whole files are worth an idle lane at the end
+    far = bool(tasks) and tasks[0].staging.source.is_remote and len(tasks) >= engine.lanes
+    shards = splits_files(engine, len(tasks)) and not far
     with _told(progress, sum(len(task.shards) for task in tasks), "shards", None if shards else counts):
         return _by_shards(engine, tasks, progress) if shards else _by_files(engine, tasks, write, progress)
 
