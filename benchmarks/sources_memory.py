@@ -11,9 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -135,6 +136,107 @@ def _rlds(root: Path, frames: int) -> dict[str, str]:
     return {"dir_type": "rlds"}
 
 
+def _hdf5_jpeg(root: Path, frames: int) -> dict[str, str]:
+    """Rows of JPEG bytes, each of its own length."""
+    import h5py
+
+    with h5py.File(root / "episode_0.hdf5", "w") as file:
+        video = file.create_dataset("cam", (frames,), h5py.vlen_dtype(np.uint8))
+        for index in range(frames):
+            video[index] = np.frombuffer(_jpeg(index), np.uint8)
+    return {"dir_type": "episodic", "data_type": "hdf5"}
+
+
+def _demos(root: Path, frames: int) -> dict[str, str]:
+    import h5py
+
+    _hdf5(root, frames)
+    with h5py.File(root / "episode_0.hdf5", "r+") as file:
+        file.move("cam", "data/demo_0/obs/cam")
+        file.move("action", "data/demo_0/actions")
+    return {"dir_type": "hdf5"}
+
+
+class _Frames:
+    """The frames of an episode, made one by one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index >= self._count:
+            raise IndexError
+        return _frame(index)
+
+
+def _lerobot_dataset(version: str, root: Path, frames: int, *, pictures: bool = True) -> Any:
+    """A dataset of one episode that is as long as wanted."""
+    from tests.assets.sources.support import V2, V3
+
+    cameras = ("cam",) if pictures else ()
+    dataset: Any = V2(root, [1], cameras, size=(8, 8)) if version == "v2" else V3(root, [1], {"cam": [1]}, size=(8, 8))
+    dataset.lengths = [frames]
+    numbers = np.zeros((frames, 4), np.float32)
+    dataset.episodes = [{"cam_0": _Frames(frames), "state": numbers, "action": numbers}]
+    if version == "v2":
+        dataset.hints[0]["length"] = frames
+    else:
+        dataset.meta = dataset._meta()
+    return dataset
+
+
+def _lerobot(version: str) -> Callable[[Path, int], dict[str, str]]:
+    def write(root: Path, frames: int) -> dict[str, str]:
+        _lerobot_dataset(version, root, frames).write()
+        return {"dir_type": f"lerobot_{version}"}
+
+    return write
+
+
+def _lerobot_pictures(root: Path, frames: int) -> dict[str, str]:
+    """JPEGs within the parquet file, in groups of rows as the recorder's library makes them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dataset = _lerobot_dataset("v2", root, frames, pictures=False)
+    feature = {"dtype": "image", "shape": [HEIGHT, WIDTH, 3], "names": ["height", "width", "channel"]}
+    dataset.info["features"]["observation.images.cam"] = feature
+    dataset.write()
+    columns = dataset.rows(0)
+    columns["observation.images.cam"] = pa.array(
+        [{"bytes": _jpeg(index), "path": f"{index}.jpg"} for index in range(frames)],
+        pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+    )
+    pq.write_table(pa.table(columns), dataset.data_path(0), row_group_size=500)
+    return {"dir_type": "lerobot_v2"}
+
+
+def _bag(how: str) -> Callable[[Path, int], dict[str, str]]:
+    """Raw pictures and joints; written while they are made, as they don't fit memory."""
+
+    def write(root: Path, frames: int) -> dict[str, str]:
+        from tests.assets.sources.bags import at, bag_of
+
+        bag = bag_of(how)
+        one = bag_of(how)
+
+        def messages() -> Iterator[tuple[str, str, int, object]]:
+            for index in range(frames):
+                one.rgb("/cam/image_raw", at(index), _frame(index))
+                one.joints("/joints", at(index), np.zeros(7))
+                yield from one.messages
+                one.messages.clear()
+
+        bag.messages = messages()  # type: ignore[assignment]
+        bag.write(root / "run", how)
+        return {"dir_type": "rosbag"}
+
+    return write
+
+
 FORMATS: dict[str, Callable[[Path, int], dict[str, str]]] = {
     "hdf5": _hdf5,
     "npz": _npz,
@@ -144,6 +246,16 @@ FORMATS: dict[str, Callable[[Path, int], dict[str, str]]] = {
     "zarr_zip": _zarr_zip,
     "replay": _replay,
     "rlds": _rlds,
+    "hdf5_jpeg": _hdf5_jpeg,
+    "demos": _demos,
+    "lerobot_v2": _lerobot("v2"),
+    "lerobot_v3": _lerobot("v3"),
+    "lerobot_pictures": _lerobot_pictures,
+    "bag": _bag("bag"),
+    "bag_lz4": _bag("bag lz4"),
+    "mcap": _bag("mcap"),
+    "mcap_chunks": _bag("mcap storage"),
+    "sqlite3": _bag("sqlite3"),
 }
 WANTED = {"rlds": "bounded by its largest record"}
 
@@ -157,6 +269,7 @@ def run() -> list[Ratio]:
 def _format(name: str) -> Ratio:
     short, long = (_peak(name, frames) for frames in (SHORT, LONG))
     detail = f"{short / 2**20:.0f} and {long / 2**20:.0f} MiB"
+    sys.stderr.write(f"{name}: {detail}\n")
     return Ratio(f"{name}: peak at {LONG} frames", f"at {SHORT}", long / short, WANTED.get(name, "< 1.10"), detail)
 
 

@@ -16,7 +16,7 @@ __all__ = ["detect_command", "inspect_command"]
 
 
 def detect_command(
-    raw: Annotated[Path, typer.Argument(help="A raw dataset.")],
+    raw: Annotated[str, typer.Argument(help="A raw dataset.")],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     write: Annotated[
         Path | None,
@@ -28,6 +28,7 @@ def detect_command(
     from knonik_assets.sources.detect import config_text, datasets_in, describe
     from knonik_assets.sources.detect_table import render, render_list
 
+    _named(raw, "a raw dataset")
     families = datasets_in(raw)
     if len(families) > 1:
         if as_json:
@@ -52,6 +53,16 @@ def detect_command(
         raise typer.Exit(1)
 
 
+def _named(path: str, what: str) -> None:
+    """Refuse an empty path, which Python would take for the folder it runs in: often a variable that nobody set.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if not path:
+        raise ConfigError(f"the path is empty; name {what} ('.' is this folder).")
+
+
 def inspect_command(
     path: Annotated[
         str, typer.Argument(help="KHLP file or manifest (also by URL), episode directory, ingest output, raw dataset.")
@@ -74,6 +85,7 @@ def inspect_command(
     """Say what is inside, and with --verify whether it is whole."""
     from knonik_assets.packing.inspect import inspect_path, render, save_frames, save_sheet
 
+    _named(path, "what to look at")
     if frames and out_dir is None:
         raise ConfigError("--frames says which pictures to save; say where to with --out DIR.")
     report = inspect_path(path, verify, episodes)

@@ -15,6 +15,7 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("month", 1, 12, _MONTHS),
     ("day of the week", 0, 7, _DAYS),
 )
+_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _NICKNAMES = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 _PART = re.compile(r"(\*|[0-9a-z]+)(?:-([0-9a-z]+))?(?:/([0-9]+))?")
 
@@ -31,7 +32,25 @@ def cron_mistake(expression: str) -> str | None:
         for item in part.split(","):
             if not _fits(item, low, high, names):
                 return f"{item!r} is no {what} ({low} to {high})"
+    days, months = (_values(part, field) for part, field in zip(parts[2:4], _FIELDS[2:4], strict=True))
+    if not any(min(days) <= _LONGEST[month - 1] for month in months):
+        return f"it never comes: month {parts[3]} has no day {parts[2]}"
     return None
+
+
+def _values(part: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int]:
+    """Everything that a checked field stands for."""
+    _, low, high, names = field
+    found: set[int] = set()
+    for item in part.split(","):
+        match = _PART.fullmatch(item)
+        assert match is not None
+        first = low if match[1] == "*" else _number(match[1], low, names)
+        last = high if match[1] == "*" else first if match[2] is None else _number(match[2], low, names)
+        assert first is not None
+        assert last is not None
+        found |= set(range(first, last + 1, int(match[3] or 1)))
+    return found
 
 
 def _fits(item: str, low: int, high: int, names: tuple[str, ...]) -> bool:

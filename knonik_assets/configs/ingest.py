@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from knonik_assets.configs.presets import Preset
+from knonik_assets.configs.presets import RATES, Preset
 
 __all__ = [
     "DepthEntry",
@@ -41,7 +41,7 @@ class ImageEntry(_Strict):
 
     key: str = Field(min_length=1)
     """Place in the source."""
-    fps: float | None = Field(default=None, gt=0)
+    fps: float | None = Field(default=None, ge=RATES[0], lt=RATES[1])
     """Nominal rate of this stream; None: the dataset's."""
 
 
@@ -83,7 +83,7 @@ class StagedPictures(_Strict):
     """Folder of the frames."""
     pattern: str = Field(default="frame_%06d.npy", pattern=r"^[^%/\\]*%0?\d{0,2}d[^%/\\]*$")
     """File name of a frame, printf-style; frames are numbered from 0."""
-    fps: float | None = Field(default=None, gt=0)
+    fps: float | None = Field(default=None, ge=RATES[0], lt=RATES[1])
     """Nominal frame rate of this stream."""
 
 
@@ -144,7 +144,7 @@ class IngestConfig(_Strict):
     """What each episode is; required for ``episodic``."""
     data_dir: str | None = None
     """The raw dataset; ``--input`` wins."""
-    fps: float | None = Field(default=None, gt=0)
+    fps: float | None = Field(default=None, ge=RATES[0], lt=RATES[1])
     """Nominal frame rate; never resamples. None: from the source, else 30."""
     preset: Preset = Preset()
     """How strongly streams are compressed: a name, or a block; ``preset_overrides`` is merged over it, key by key."""

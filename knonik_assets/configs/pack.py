@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from knonik_assets.configs.presets import RATES
 from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile
 
 __all__ = ["DEFAULT_SHARD_SIZE", "PackMode", "PackOptions", "VideoCodecName"]
@@ -47,7 +48,7 @@ class PackOptions(BaseModel):
     """Frames a shard at most; None: the ``rgb.shard_size`` hint of the episodes' preset, else 45."""
     window_size: int = Field(64, ge=1)
     """Shards a KHLP file."""
-    fps: float | None = Field(None, gt=0, allow_inf_nan=False)
+    fps: float | None = Field(None, ge=RATES[0], lt=RATES[1], allow_inf_nan=False)
     """Recorded, never resamples; None: the episodes' own."""
     seed: int = 0
     """Of the shards' order and of the splits."""

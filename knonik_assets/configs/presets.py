@@ -12,6 +12,7 @@ from knonik_loader.errors import ConfigError
 __all__ = [
     "PRESETS",
     "QUALITY_RANGE",
+    "RATES",
     "DepthPreset",
     "NumericPreset",
     "Preset",
@@ -19,6 +20,9 @@ __all__ = [
     "RgbPreset",
     "resolve_preset",
 ]
+
+RATES = (0.001, 1e6)
+"""Frames a second: at least the first, below the second."""
 
 RgbCodecName = Literal["vp9", "av1", "h264", "jpeg", "copy"]
 

@@ -22,6 +22,7 @@ _MARK = b"GCOL\x01\0\0\0"
 _HEADER = 16
 _OBJECT = struct.Struct("<HHIQ")
 _SMALLEST = 4096
+_WINDOW = 4 << 20
 
 
 def check_heaps(file: h5py.File, path: Path) -> None:
@@ -56,12 +57,24 @@ def _first_damaged(path: Path, size: int, _changed: int, opened: _Open) -> int |
         return None
     with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for start, stop in _between(_raw_data(opened.file), size):
-            at = data.find(_MARK, start, stop)
-            while at >= 0:
-                if not _sound(data, at, size):
-                    return at
-                at = data.find(_MARK, at + _HEADER, stop)
+            at = done = start
+            while at < stop:
+                end = min(stop, at + _WINDOW)
+                found = data.find(_MARK, at, min(stop, end + len(_MARK) - 1))
+                if found >= 0 and not _sound(data, found, size):
+                    return found
+                at = found + _HEADER if found >= 0 else end
+                if at - done > _WINDOW:
+                    done = _let_go(data, done, at)
     return None
+
+
+def _let_go(data: mmap.mmap, start: int, stop: int) -> int:
+    """Give pages back that were looked at: a file may be larger than memory. Returns up to where."""
+    first, last = (place // mmap.PAGESIZE * mmap.PAGESIZE for place in (start, stop))
+    if last > first:
+        data.madvise(mmap.MADV_DONTNEED, first, last - first)
+    return last
 
 
 def _raw_data(file: h5py.File) -> list[tuple[int, int]]:

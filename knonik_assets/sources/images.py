@@ -34,8 +34,8 @@ __all__ = [
 Array = npt.NDArray[np.generic]
 Rgb = npt.NDArray[np.uint8]
 
-MAX_PIXELS = 1 << 27
-"""A picture that claims more is refused before anything is allocated for it."""
+MAX_PIXELS = 89_000_000
+"""A picture that claims more is refused before anything is allocated for it; Pillow warns of a bomb just above."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _OTHERS = tuple(
@@ -183,6 +183,8 @@ def decode_depth(data: bytes, where: str) -> Array:
 
 
 def _open(data: bytes, where: str) -> Image.Image:
+    if (kind := sniff(data)) is not None:
+        image_shape(EncodedImage(data, kind), where)
     try:
         picture = Image.open(io.BytesIO(data), formats=("PNG", "TIFF", "JPEG"))
         _check_size(picture.height, picture.width, where)

@@ -14,14 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from knonik_assets.sources.arrays import bounded
 from knonik_assets.sources.lerobot_files import list_files
 from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta
+from knonik_assets.sources.trees import check_inside
 from knonik_loader.errors import EpisodeError, SourceError
 
-__all__ = ["INDEX_COLUMNS", "DataIndex", "Run", "build_index", "is_picture", "is_vector", "to_rows"]
+__all__ = ["INDEX_COLUMNS", "DataIndex", "Run", "build_index", "is_picture", "is_vector", "to_rows", "whole_numbers"]
 
 INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index", "subtask_index")
 _PICTURE_ROWS = 16
+_MOST_AT_ONCE = 64 << 20
+"""Bytes of pictures in a row group above which they are read one by one, as one of them could be as large."""
+_BUFFER = 1 << 20
+"""Bytes of a column that are read at once, instead of all of it."""
 
 
 class Run(NamedTuple):
@@ -71,6 +77,7 @@ class DataIndex:
             present = [name for name in dict.fromkeys(("frame_index", *columns)) if name in file.schema_arrow.names]
             try:
                 groups, skip = _groups(file, run)
+                _check_amount(file, groups, present, str(path))
                 part = file.read_row_groups(groups, columns=present).select(present)
             except PARQUET_FAULTS as error:
                 raise EpisodeError(f"{path}: rows {run.start} to {run.stop} are unreadable: {error}.") from error
@@ -85,7 +92,7 @@ class DataIndex:
         """
         if "frame_index" not in table.column_names:
             return None
-        frames = table["frame_index"].to_numpy().astype(np.int64)
+        frames = whole_numbers(table["frame_index"], f"episode {episode}: frame_index")
         steps = np.diff(frames)
         if (steps > 0).all():
             return None
@@ -116,7 +123,8 @@ class DataIndex:
             try:
                 groups, skip = _groups(file, run)
                 left = run.stop - run.start
-                for batch in file.iter_batches(_PICTURE_ROWS, row_groups=groups, columns=[column]):
+                at_once = 1 if _largest(file, groups, column) > _MOST_AT_ONCE else _PICTURE_ROWS
+                for batch in file.iter_batches(at_once, row_groups=groups, columns=[column]):
                     if skip >= batch.num_rows:
                         skip -= batch.num_rows
                         continue
@@ -133,7 +141,7 @@ class DataIndex:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False)
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
     except PARQUET_FAULTS as error:
         raise EpisodeError(f"{path}: unreadable: {error}.") from error
 
@@ -152,6 +160,29 @@ def _groups(file: pq.ParquetFile, run: Run) -> tuple[list[int], int]:
     return groups, skip
 
 
+def _columns(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pq.ColumnChunkMetaData]:
+    """What a row group says of the columns of some fields."""
+    told = file.metadata.row_group(group)
+    for place in range(told.num_columns):
+        column = told.column(place)
+        if column.path_in_schema.split(".", 1)[0] in names or column.path_in_schema in names:
+            yield column
+
+
+def _check_amount(file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str], where: str) -> None:
+    """Refuse rows that wouldn't fit memory: of equal ones a few bytes stand for thousands of millions.
+
+    Raises:
+        EpisodeError: they wouldn't.
+    """
+    bounded(8 * sum(column.num_values for group in groups for column in _columns(file, group, names)), where)
+
+
+def _largest(file: pq.ParquetFile, groups: Sequence[int], name: str) -> int:
+    sizes = (column.total_uncompressed_size for group in groups for column in _columns(file, group, [name]))
+    return max(sizes, default=0)
+
+
 def build_index(meta: Meta) -> DataIndex:
     """Read the index columns of every data file.
 
@@ -166,14 +197,16 @@ def build_index(meta: Meta) -> DataIndex:
     index = DataIndex(files)
     for number, path in enumerate(files):
         try:
+            check_inside(path, meta.root)
             file = pq.ParquetFile(path)
             if "episode_index" not in file.schema_arrow.names:
                 index.broken[path] = "it has no episode_index column"
                 continue
             times = "timestamp" in file.schema_arrow.names
+            bounded(16 * file.metadata.num_rows, str(path))
             table = file.read(columns=["episode_index", *(["timestamp"] if times else [])])
             _add_file(index, number, table, times)
-        except PARQUET_FAULTS as error:
+        except (*PARQUET_FAULTS, EpisodeError) as error:
             index.broken[path] = str(error)
     return index
 
@@ -184,8 +217,7 @@ def _add_file(index: DataIndex, number: int, table: pa.Table, times: bool) -> No
         if column.null_count:
             index.broken[index.files[number]] = "its episode_index column has empty rows"
         return
-    numbers, _ = to_rows(column, "episode_index")
-    episodes = numbers[:, 0].astype(np.int64)
+    episodes = whole_numbers(column, "episode_index")
     stamps = to_rows(table["timestamp"], "timestamp")[0][:, 0] if times else np.zeros(len(episodes))
     cuts = [0, *(np.flatnonzero(np.diff(episodes)) + 1).tolist(), len(episodes)]
     for start, stop in pairwise(cuts):
@@ -195,8 +227,11 @@ def _add_file(index: DataIndex, number: int, table: pa.Table, times: bool) -> No
         index.first_time[episode] = min(first, index.first_time.get(episode, first))
 
 
+_LISTS = (pa.types.is_list, pa.types.is_fixed_size_list, pa.types.is_large_list)
+
+
 def _innermost(kind: pa.DataType) -> pa.DataType:
-    while pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
+    while any(known(kind) for known in _LISTS):
         kind = kind.value_type
     return kind
 
@@ -229,6 +264,8 @@ def to_rows(column: pa.ChunkedArray, where: str) -> tuple[npt.NDArray[Any], tupl
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     shape: list[int] = []
     while not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type) or pa.types.is_boolean(array.type)):
+        if not any(known(array.type) for known in _LISTS):
+            raise EpisodeError(f"{where}: holds {str(array.type)[:80]}; wanted numbers, or lists of them.")
         if array.null_count:
             raise EpisodeError(f"{where}: {array.null_count} rows are empty.")
         above = len(array)
@@ -244,3 +281,22 @@ def to_rows(column: pa.ChunkedArray, where: str) -> tuple[npt.NDArray[Any], tupl
     if values.dtype == object:  # booleans with empty cells
         values = np.array([np.nan if value is None else float(value) for value in values])
     return values.reshape(rows, math.prod(shape)), tuple(shape)
+
+
+def whole_numbers(column: pa.ChunkedArray, where: str) -> npt.NDArray[np.int64]:
+    """(T,) integers of a column, which may be stored as floats.
+
+    Raises:
+        EpisodeError: it holds something else.
+    """
+    rows, _ = to_rows(column, where)
+    if rows.shape[1:] != (1,):
+        raise EpisodeError(f"{where}: holds {rows.shape[1]} numbers a row; wanted one.")
+    values = rows[:, 0]
+    fine = np.isfinite(values) & (np.abs(values.astype(np.float64)) < 2**62)
+    if values.dtype.kind == "f":
+        fine &= np.where(fine, values, 0.5) == np.where(fine, np.floor(values), 0)
+    if not fine.all():
+        place = int(np.flatnonzero(~fine)[0])
+        raise EpisodeError(f"{where}: holds {values[place]} in row {place}; wanted whole numbers.")
+    return np.asarray(values, np.int64)

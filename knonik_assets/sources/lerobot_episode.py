@@ -19,11 +19,12 @@ import numpy.typing as npt
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Frame, Language, StreamSpec
 from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
-from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, to_rows
+from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, to_rows, whole_numbers
 from knonik_assets.sources.lerobot_layout import Choice, bare_name, choose
 from knonik_assets.sources.lerobot_meta import DepthCode, Meta
 from knonik_assets.sources.lerobot_videos import Camera, Place, file_name
 from knonik_assets.sources.naming import check_streams
+from knonik_assets.sources.trees import check_inside
 from knonik_assets.sources.video_files import copy_packets, decode_range
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import Converter
@@ -31,6 +32,7 @@ from knonik_loader.khlp.colour import Converter
 __all__ = ["LeRobotEpisode", "picture_file"]
 
 _TOP_CODE = 4095
+_LONGEST_S = 1e15
 Held = Literal["video", "picture"]
 
 
@@ -82,7 +84,7 @@ class LeRobotEpisode:
                 f"{self._where}: the metadata says {hint.length} rows, the data has {self._rows}; the data is believed"
             )
         if "frame_index" in self._table.column_names:
-            frames = self._table["frame_index"].to_numpy().astype(np.int64)
+            frames = whole_numbers(self._table["frame_index"], f"{self._where}: frame_index")
             if (gaps := np.flatnonzero(np.diff(frames) != 1)).size:
                 self.facts.warnings.append(f"{self._where}: rows are missing behind frame_index {frames[gaps[0]]}")
 
@@ -102,6 +104,8 @@ class LeRobotEpisode:
         if times is None or not fps:
             return times
         exact = np.arange(self._rows) / fps
+        if np.abs(times).max(initial=0) > _LONGEST_S:
+            return times  # no float32 was rounded to these
         return exact if np.array_equal(exact.astype(np.float32), times.astype(np.float32)) else times
 
     def _language(self) -> Language | None:
@@ -264,15 +268,23 @@ class LeRobotEpisode:
                 raise EpisodeError(f"{where}: the picture {path!r} lies outside the dataset; copy it into it.")
             try:
                 content = picture_file(self._meta.root, self._episode, key, path).read_bytes()
-            except OSError as error:
-                raise EpisodeError(f"{where}: the picture {path} cannot be read ({error.strerror}).") from error
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise EpisodeError(f"{where}: the picture {path[:200]!r} cannot be read ({reason}).") from error
             yield content
 
     def numeric(self, spec: StreamSpec) -> npt.NDArray[np.float32]:
         """See `SourceEpisode.numeric`."""
         one = self._of(spec)
-        rows, _ = to_rows(self._table[one.choice.key], f"{self._where}: {one.choice.key}")
-        return np.ascontiguousarray(rows, np.float32)
+        where = f"{self._where}: {one.choice.key}"
+        rows, _ = to_rows(self._table[one.choice.key], where)
+        with np.errstate(over="ignore"):  # said below, in words
+            found = np.ascontiguousarray(rows, np.float32)
+        lost = int(np.isinf(found).sum() - np.isinf(rows).sum()) if rows.dtype.kind == "f" else 0
+        if lost:
+            with self._lock:
+                self.facts.warnings.append(f"{where}: {lost} values beyond what float32 holds become infinite")
+        return found
 
     def stream_times(self, spec: StreamSpec) -> npt.NDArray[np.float64] | None:
         """None: frames and rows are one to one."""
@@ -329,11 +341,16 @@ class LeRobotEpisode:
 
 
 def picture_file(root: Path, episode: int, key: str, path: str) -> Path:
-    """A loose picture: where its row says, or, of a bare name, in the folder where recorders leave an episode's."""
-    stated = root / path
-    if stated.exists() or "/" in path:
-        return stated
-    return root / "images" / key / f"episode_{episode:06d}" / path
+    """A loose picture: where its row says, or, of a bare name, in the folder where recorders leave an episode's.
+
+    Raises:
+        EpisodeError: it would lie outside of the dataset.
+    """
+    found = root / path
+    if not found.exists() and "/" not in path:
+        found = root / "images" / key / f"episode_{episode:06d}" / path
+    check_inside(found, root)
+    return found
 
 
 def _dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArray[np.float32]:

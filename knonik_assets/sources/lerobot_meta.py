@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from knonik_assets.configs.presets import RATES
 from knonik_assets.sources.naming import natural_key
-from knonik_loader.errors import SourceError
+from knonik_assets.sources.trees import check_inside
+from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = [
     "PATHS",
@@ -42,6 +46,7 @@ PATHS: Mapping[Version, tuple[str, str]] = {
 }
 """Data and video files where ``info.json`` says nothing."""
 _FIELDS: Mapping[Version, tuple[str, ...]] = {2: ("episode_chunk", "episode_index"), 3: ("chunk_index", "file_index")}
+_DIGITS = re.compile(r"(0?\d{1,2})?d?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +117,26 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
         SourceError: no readable ``info.json``, a dataset of the other layout, or a path template that leads out of it.
     """
     path = root / "meta" / "info.json"
+    _check_links(root)
     try:
         info = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise SourceError(f"{root}: no meta/info.json, so this is no LeRobot dataset.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path}: unreadable: {error}.") from error
     if not isinstance(info, dict):
         raise SourceError(f"{path}: holds no JSON object.")
     _check_layout(root, str(info.get("codebase_version") or f"v{version}"), version)
     warnings: list[str] = []
+    fps = _number(info.get("fps"))
+    if fps is not None and not RATES[0] <= fps < RATES[1]:
+        warnings.append(f"{path}: fps {fps:g} makes no sense; ignored")
+        fps = None
     features = info.get("features")
     data_path, video_path = PATHS[version]
     return Meta(
         root=root,
-        fps=_number(info.get("fps")) or None,
+        fps=fps,
         robot_type=info["robot_type"] if isinstance(info.get("robot_type"), str) else None,
         features={
             str(name): _feature(entry)
@@ -140,6 +150,15 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
         info=info,
         warnings=warnings,
     )
+
+
+def _check_links(root: Path) -> None:
+    try:
+        for path in (root / "meta", *sorted((root / "meta").glob("*"))):
+            if path.is_symlink():
+                check_inside(path, root)
+    except EpisodeError as error:
+        raise SourceError(str(error)) from error
 
 
 def wrong_totals(meta: Meta, found: Mapping[str, int | None]) -> list[str]:
@@ -173,14 +192,27 @@ def _template(
 ) -> str:
     if not isinstance(value, str):
         return default
-    try:
-        example = value.format(video_key="camera", **dict.fromkeys(_FIELDS[version], 0))
-    except (KeyError, IndexError, ValueError, AttributeError):
+    if not _is_template(value, version):
         warnings.append(f"{path}: {key} {value!r} is no v{version} template; {default!r} is used instead")
         return default
+    example = value.format(video_key="camera", **dict.fromkeys(_FIELDS[version], 0))
     if posixpath.isabs(example) or posixpath.normpath(example).startswith("..") or "\\" in example:
         raise SourceError(f"{path}: {key} {value!r} leads out of the dataset.")
     return value
+
+
+def _is_template(value: str, version: Version) -> bool:
+    """Whether a text has fields of the version alone, padded to a few digits: what else may stand there is code."""
+    try:
+        parts = list(Formatter().parse(value))
+    except ValueError:
+        return False
+    numbers = _FIELDS[version]
+    return "\0" not in value and all(
+        name is None
+        or (not how and ((name in numbers and _DIGITS.fullmatch(spec or "")) or (name == "video_key" and not spec)))
+        for _, name, spec, how in parts
+    )
 
 
 def _feature(entry: Mapping[str, Any]) -> Feature:
@@ -230,12 +262,15 @@ def _number(value: Any) -> float | None:  # noqa: ANN401 - raw JSON or parquet
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def index_of(value: Any) -> int | None:  # noqa: ANN401 - raw parquet
     number = _number(value)
-    return int(number) if number is not None and number >= 0 and number == int(number) else None
+    return int(number) if number is not None and 0 <= number < 1 << 62 and number == int(number) else None
 
 
 def _read_tasks(root: Path, warnings: list[str]) -> dict[int, str]:
@@ -247,10 +282,13 @@ def _read_tasks(root: Path, warnings: list[str]) -> dict[int, str]:
             rows = pq.read_table(parquet).to_pylist()
         elif lines.exists():
             rows = [json.loads(line) for line in lines.read_text("utf-8").splitlines() if line.strip()]
-    except PARQUET_FAULTS as error:
+    except (*PARQUET_FAULTS, RecursionError) as error:
         warnings.append(f"{parquet if parquet.exists() else lines}: unreadable, so tasks have no text: {error}")
     tasks: dict[int, str] = {}
     for row in rows:
+        if not isinstance(row, dict):
+            warnings.append(f"{lines}: {str(row)[:40]!r} is no task; left out")
+            continue
         index, text = index_of(row.get("task_index")), row.get("task", row.get("__index_level_0__"))
         if index is not None and isinstance(text, str):
             tasks[index] = text
@@ -262,10 +300,11 @@ def _read_hints(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
     folder = root / "meta" / "episodes"
     for path in sorted(folder.rglob("*.parquet"), key=lambda path: natural_key(path.as_posix())):
         try:
+            check_inside(path, root)
             file = pq.ParquetFile(path)
             columns = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
             rows = file.read(columns=columns).to_pylist()
-        except PARQUET_FAULTS as error:
+        except (*PARQUET_FAULTS, EpisodeError) as error:
             warnings.append(f"{path}: unreadable, so its episodes are found by their data alone: {error}")
             continue
         for row in rows:
@@ -289,7 +328,7 @@ def _read_hint_lines(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             warnings.append(f"{path}, line {number}: unreadable: {error}")
             continue
         episode = index_of(row.get("episode_index")) if isinstance(row, dict) else None

@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
-from knonik_assets.sources.lerobot_data import DataIndex, Run, to_rows
+from knonik_assets.sources.lerobot_data import DataIndex, Run, whole_numbers
 from knonik_assets.sources.lerobot_episode import Held, LeRobotEpisode, picture_file
 from knonik_assets.sources.lerobot_files import check_key, find_episode_file, signature, spell
 from knonik_assets.sources.lerobot_layout import choose, find_cameras
 from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, read_meta, wrong_totals
 from knonik_assets.sources.lerobot_videos import OneFile
+from knonik_assets.sources.trees import check_inside
 from knonik_loader.errors import EpisodeError, SourceError
 
 __all__ = ["LeRobotV2Source"]
@@ -159,7 +160,7 @@ class LeRobotV2Source:
         meta = dataset.meta
         digest = hashlib.sha256(cache.file_digest(path).encode())
         for key, held in sorted(dataset.cameras.items()):
-            video = find_episode_file(meta, episode, key) if held == "video" else None
+            video = self._video(episode, key) if held == "video" else None
             digest.update(f"{key} {cache.file_digest(video) if video is not None else None}".encode())
         data = _index(path, episode)
         for key, held in sorted(dataset.cameras.items()):
@@ -177,7 +178,20 @@ class LeRobotV2Source:
             raise EpisodeError(
                 f"{self.root}, episode {episode}: episodes.jsonl lists it, but {wanted} is missing; a partial download?"
             )
-        return episode, self.root / name
+        path = self.root / name
+        check_inside(path, self.root)
+        return episode, path
+
+    def _video(self, episode: int, key: str) -> Path | None:
+        """The video of a camera; None where there is none.
+
+        Raises:
+            EpisodeError: a link leads out of the dataset.
+        """
+        path = find_episode_file(self._dataset().meta, episode, key)
+        if path is not None:
+            check_inside(path, self.root)
+        return path
 
     def open(self, ref: EpisodeRef) -> LeRobotEpisode:
         """See `Source.open`."""
@@ -188,8 +202,7 @@ class LeRobotV2Source:
         maps = {}
         for key, held in dataset.cameras.items():
             if held == "video":
-                video = find_episode_file(meta, episode, key)
-                maps[key] = OneFile(key, video, spell(meta, meta.video_path, episode, key), rows)
+                maps[key] = OneFile(key, self._video(episode, key), spell(meta, meta.video_path, episode, key), rows)
         opened = LeRobotEpisode(self.config, meta, data, dataset.cameras, maps, episode)
         warning = _check_number(path, data, episode)
         if warning is not None:
@@ -210,10 +223,10 @@ def _check_number(path: Path, data: DataIndex, episode: int) -> str | None:
     table = data.table(episode, ["episode_index"])
     if "episode_index" not in table.column_names or not table.num_rows:
         return None
-    said = np.unique(to_rows(table["episode_index"], str(path))[0])
+    said = np.unique(whole_numbers(table["episode_index"], f"{path}: episode_index"))
     if len(said) > 1:
-        raise EpisodeError(f"{path}: holds rows of {len(said)} episodes ({said[0]:g}, {said[1]:g}, …), wanted one.")
-    return None if said[0] == episode else f"{path}: its rows say episode {said[0]:g}; the file's name is believed"
+        raise EpisodeError(f"{path}: holds rows of {len(said)} episodes ({said[0]}, {said[1]}, …), wanted one.")
+    return None if said[0] == episode else f"{path}: its rows say episode {said[0]}; the file's name is believed"
 
 
 def _tasks(data: DataIndex, meta: Meta, episode: int) -> list[str | None]:

@@ -73,7 +73,7 @@ def _loaded(root: Path, _signature: str) -> Dataset:
     for key in sorted(keys):
         hints = {episode: hint.videos[key] for episode, hint in meta.hints.items() if key in hint.videos}
         files = list_files(root, meta.video_path, key)
-        maps[key] = CameraMap(key, files, hints, rows, data.first_time, _Named(meta.video_path, key))
+        maps[key] = CameraMap(key, files, hints, rows, data.first_time, _Named(meta.video_path, key), root)
     schema = data.schema(min(data.runs))
     cameras = find_cameras(meta, schema, [key for key, camera in maps.items() if camera.files])
     return Dataset(meta, data, schema, cameras, maps)

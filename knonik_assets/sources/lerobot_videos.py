@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from knonik_assets.sources.lerobot_meta import VideoHint
+from knonik_assets.sources.trees import check_inside
 from knonik_assets.sources.video_files import VideoIndex, index_video
 from knonik_loader.errors import EpisodeError
 
@@ -83,6 +84,8 @@ class CameraMap:
     """Timestamp of each episode's first row."""
     named: Callable[[FileKey], str]
     """A file's name, for messages about ones that aren't there."""
+    root: Path
+    """The dataset, which no link may lead out of."""
     _solved: dict[FileKey, dict[int, Place | str]] = field(default_factory=dict)
     _tiling: dict[int, tuple[Path, int]] | None = None
     _tiled: bool = False
@@ -117,11 +120,15 @@ class CameraMap:
             raise EpisodeError(f"episode {episode}: {problem}.")
         path, start = counted
         warning = f"{self.key}: the metadata is wrong ({problem}); found by counting frames instead, in {path.name}"
-        return Place(index_video(path), start, warning)
+        return Place(self._index(path), start, warning)
+
+    def _index(self, path: Path) -> VideoIndex:
+        check_inside(path, self.root)
+        return index_video(path)
 
     def _solve(self, file: FileKey) -> dict[int, Place | str]:
         """Places, or what is wrong, of all episodes that the metadata puts into one file."""
-        index = index_video(self.files[file])
+        index = self._index(self.files[file])
         group = [episode for episode in sorted(self.rows) if self._hint_file(episode) == file]
         for base in dict.fromkeys((0.0, float(index.seconds[0]) if len(index) else 0.0)):
             starts = self._starts(index, group, base)
@@ -228,7 +235,7 @@ class CameraMap:
         tiling: dict[int, tuple[Path, int]] = {}
         for path in self.files.values():
             try:
-                frames = len(index_video(path))
+                frames = len(self._index(path))
             except EpisodeError:
                 return None
             at = 0

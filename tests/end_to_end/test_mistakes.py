@@ -167,6 +167,8 @@ def test_a_configured_issuer_closes_everything(raw, tmp_path):
             ["pack", "--shard-size", "0", "--input-dir", "a", "--output-dir", "b", "--dataset-name", "c"],
             ["--shard-size"],
         ),
+        (["detect", ""], ["the path is empty", "raw dataset"]),
+        (["inspect", ""], ["the path is empty"]),
         (["login", "--product", "coffee"], ["coffee", "multidataloader"]),
     ],
 )

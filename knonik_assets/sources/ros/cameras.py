@@ -107,7 +107,10 @@ def _video(recording: Recording, topic: Topic, found: Gathered, form: str) -> tu
         order = VideoOrder(*known, sequence) if known is not None else None
     if order is None:
         order = find_order(codec, lambda: _packets(recording, topic, stored), len(topic), topic.name)
-    _, frame = next(decoded(codec, _packets(recording, topic, order.sequence), topic.name))
+    first = next(decoded(codec, _packets(recording, topic, order.sequence), topic.name), None)
+    if first is None:
+        raise EpisodeError(f"no picture of the {codec} video can be decoded")
+    frame = first[1]
     warning = None
     if look is not None and (gaps := look.gaps(order.sequence)):
         found.warnings.append(

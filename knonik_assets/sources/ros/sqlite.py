@@ -61,7 +61,9 @@ class Sqlite:
     def _opened(self, path: Path, how: str) -> sqlite3.Connection | None:
         database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True, check_same_thread=False)
         try:
-            database.execute("SELECT count(*) FROM topics").fetchone()
+            kinds = dict(database.execute("SELECT name, type FROM sqlite_master WHERE name IN ('topics', 'messages')"))
+            if kinds.get("topics") == "table":  # a view could go on for ever
+                database.execute("SELECT count(*) FROM topics").fetchone()
         except sqlite3.Error:
             database.close()
             return None

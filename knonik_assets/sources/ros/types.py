@@ -22,6 +22,7 @@ from rosbags.serde import SerdeError
 from rosbags.typesys import Stores, TypesysError, get_types_from_idl, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
+from knonik_assets.sources.ros.definitions import check_definitions, check_idl
 from knonik_assets.sources.ros.files import Channel
 from knonik_loader.errors import ConfigError, EpisodeError
 
@@ -189,11 +190,14 @@ class Types:
 @lru_cache(maxsize=256)
 def _defined(name: str, how: str, definition: bytes) -> Typestore:
     """A store of one definition and what it needs: types of one name may differ between recordings, and within one."""
-    return _registered(_parsed(name, how, definition.decode()))
+    types = _parsed(name, how, definition.decode())
+    check_definitions(types, name)
+    return _registered(types)
 
 
 def _parsed(name: str, how: str, text: str) -> Typesdict:
     if how in ("ros2idl", "omgidl"):
+        check_idl(text)
         if not text.startswith(_IDL_MARK):
             return get_types_from_idl(text)
         found: dict[str, Any] = {}
@@ -225,8 +229,10 @@ def _read_msg_path(folder: Path) -> dict[str, Any]:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: {name!r} is no name of a ROS type; .msg files lie in PACKAGE/msg/NAME.msg.")
         try:
-            found.update(get_types_from_msg(path.read_text("utf-8"), name))
-        except (OSError, *DECODE_FAULTS) as error:
+            types = get_types_from_msg(path.read_text("utf-8"), name)
+            check_definitions(types, name)
+            found.update(types)
+        except (OSError, EpisodeError, *DECODE_FAULTS) as error:
             raise ConfigError(f"{path}: cannot be understood: {str(error)[:200]}.") from error
     if not found:
         raise ConfigError(f"msg_path {folder} holds no .msg file.")

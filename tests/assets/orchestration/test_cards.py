@@ -157,7 +157,19 @@ def test_no_folder_no_cards(tmp_path):
     assert scan_cards(tmp_path / "none").names == []
 
 
-@pytest.mark.parametrize("text", ["0 3 * * *", "*/15 * * * *", "0 0 1,15 * mon-fri", "@daily", "5 4 * JAN,jul 7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 3 * * *",
+        "*/15 * * * *",
+        "0 0 1,15 * mon-fri",
+        "@daily",
+        "5 4 * JAN,jul 7",
+        "0 0 29 2 *",
+        "0 0 31 2 mon",
+        "0 0 31 1,feb *",
+    ],
+)
 def test_cron_that_dagster_takes(text):
     dg = pytest.importorskip("dagster")
 
@@ -167,7 +179,20 @@ def test_cron_that_dagster_takes(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "* * * *", "60 * * * *", "* * 0 * *", "* * * 13 *", "*/0 * * * *", "5-1 * * * *", "@often", "a * * * *"],
+    [
+        "",
+        "* * * *",
+        "60 * * * *",
+        "* * 0 * *",
+        "* * * 13 *",
+        "*/0 * * * *",
+        "5-1 * * * *",
+        "@often",
+        "a * * * *",
+        "0 0 31 2 *",
+        "0 0 30-31 feb *",
+        "0 0 31 4,6,9,11 *",
+    ],
 )
 def test_cron_that_nobody_can_mean(text):
     assert cron_mistake(text)

@@ -31,6 +31,8 @@ def test_spellings():
         ({"shard_size": 0}, ["shard_size", "greater than or equal to 1", "0"]),
         ({"window_size": "many"}, ["window_size", "many"]),
         ({"fps": -1}, ["fps", "-1"]),
+        ({"fps": 1e300}, ["fps", "1e+300"]),
+        ({"fps": 1e-300}, ["fps", "1e-300"]),
         ({"pack_mode": "shard_bach"}, ["pack_mode", "did you mean 'shard_batch'"]),
         ({"storage_profile": "kimg"}, ["storage_profile", "training_fast"]),
         ({"shard_sise": 3}, ["shard_sise", "did you mean 'shard_size'"]),
