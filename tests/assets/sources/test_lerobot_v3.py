@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from knonik_assets.sources.base_contract import NoCache, as_array
-from knonik_loader.errors import ConfigError, EpisodeError, SourceError
+from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.support import V3, encode_video, frames, jpeg, png, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -657,11 +657,6 @@ def test_a_version_2_dataset_is_told_apart(tmp_path):
     (root / "meta/episodes.jsonl").write_text("{}")
     with pytest.raises(SourceError, match="lerobot_v2"):
         source(root, "lerobot_v3").episodes()
-
-
-def test_raw_data_that_is_not_on_a_disk():
-    with pytest.raises(ConfigError, match="local disks"):
-        source("s3://bucket/set", "lerobot_v3")
 
 
 def test_real_dataset_whose_cameras_roll(real_data):
