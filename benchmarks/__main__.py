@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     codecs,
+    cores,
     drills,
     fuzz,
     import_time,
@@ -19,7 +20,9 @@ from benchmarks import (
     orders,
     packing,
     peers,
+    pipeline,
     planning,
+    ray_drill,
     recordings,
     s3_storm,
     sources_memory,
@@ -32,6 +35,7 @@ from benchmarks.common import Ratio, show
 
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "codecs": codecs.run,
+    "cores": cores.run,
     "import": import_time.run,
     "live": live.run,
     "loading": loading.run,
@@ -40,7 +44,9 @@ BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "orders": orders.run,
     "packing": packing.run,
     "peers": peers.run,
+    "pipeline": pipeline.run,
     "planning": planning.run,
+    "ray_drill": ray_drill.run,
     "drills": drills.run,
     "ingest_drill": ingest_drill.run,
     "sources_memory": sources_memory.run,

@@ -34,6 +34,7 @@ __all__ = [
 Severity = Literal["error", "warn"]
 EPISODE_CHECKS = (
     "every_raw_episode_present",
+    "no_frames_cut",
     "has_frames",
     "timestamps_increase",
     "no_gaps",
@@ -77,6 +78,8 @@ class CheckThresholds(_Strict):
 
     min_frames: int = Field(default=1, ge=1)
     """Frames that an episode has at least."""
+    max_cut: int = Field(default=0, ge=0)
+    """Frames that ingest may have cut from the end of a stream, to make all streams equally long."""
     max_gap: float = Field(default=1.5, gt=1)
     """Longest step of an episode's clock, in frame periods."""
     max_jitter: float = Field(default=0.25, gt=0)

@@ -34,6 +34,7 @@ _RAW = {
 }
 _EPISODES = {
     "every_raw_episode_present": "Every raw episode was ingested.",
+    "no_frames_cut": "Every frame of every recorded stream is in its episode: none had to be cut to the shortest.",
     "has_frames": "Every episode has enough frames.",
     "timestamps_increase": "Every clock runs strictly forward.",
     "no_gaps": "No clock leaps over frames.",

@@ -30,6 +30,8 @@ class EpisodeRow:
     episode: str
     source_id: str = ""
     frames: int = 0
+    cut: int = 0
+    """Frames that ingest cut from the end of the longest stream."""
     seconds: float | None = None
     fps: float | None = None
     bytes: int = 0
@@ -85,9 +87,10 @@ def examine(path: Path, roles: Mapping[str, str] | None = None) -> EpisodeRow:
         frames=reader.length,
         fps=meta.fps,
         bytes=sum(entry.bytes for entry in meta.files.values()),
+        cut=max(meta.trimmed.values(), default=0),
         content=_content(reader),
         damaged_files=len(damage),
-        notes={"damaged_files": "; ".join(damage[:5])} if damage else {},
+        notes=_told(damage, meta.trimmed),
     )
     if damage:
         return known
@@ -97,8 +100,15 @@ def examine(path: Path, roles: Mapping[str, str] | None = None) -> EpisodeRow:
         return EpisodeRow(**{**vars(known), "damaged_files": 1, "notes": {"damaged_files": str(error)}})
 
 
+def _told(damage: list[str], trimmed: Mapping[str, int]) -> dict[str, str]:
+    notes = {"damaged_files": "; ".join(damage[:5])} if damage else {}
+    if trimmed:
+        notes["cut"] = "cut to the shortest stream: " + ", ".join(f"{key} by {n}" for key, n in trimmed.items())
+    return notes
+
+
 def _measured(reader: EpisodeReader, known: EpisodeRow, roles: Mapping[str, str]) -> EpisodeRow:
-    notes: dict[str, str] = {}
+    notes = dict(known.notes)
     numbers = {name: reader.numeric(name) for name in reader.metadata.numeric_streams}
     bound = _bound(numbers, roles)
     times = reader.frame_time()

@@ -28,6 +28,7 @@ Offenders = dict[str, dict[str, str]]
 REPORT = "quality.html"
 
 COLUMNS = {
+    "no_frames_cut": ("cut",),
     "has_frames": ("frames",),
     "timestamps_increase": ("backward_steps",),
     "no_gaps": ("max_gap",),
@@ -136,6 +137,7 @@ def limits_text(thresholds: CheckThresholds) -> dict[str, str]:
 def _limits(thresholds: CheckThresholds) -> list[tuple[str, str, dict[str, float]]]:
     """Check, column of the episode table, and between what its values lie."""
     return [
+        ("no_frames_cut", "cut", {"max_value": thresholds.max_cut}),
         ("has_frames", "frames", {"min_value": thresholds.min_frames}),
         ("timestamps_increase", "backward_steps", {"max_value": 0}),
         ("no_gaps", "max_gap", {"max_value": thresholds.max_gap}),

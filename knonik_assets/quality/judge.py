@@ -19,6 +19,7 @@ __all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quali
 QUALITY = "quality.json"
 
 _ONLY_REPORTED = (
+    "no_frames_cut",
     "no_gaps",
     "steady_clock",
     "cameras_lit",

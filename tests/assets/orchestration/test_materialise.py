@@ -1,5 +1,12 @@
 """A card from raw recordings to loaded batches, and what happens to bad episodes on the way."""
 
+import hashlib
+import importlib
+import os
+from collections import Counter
+from functools import wraps
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -32,7 +39,7 @@ def test_a_card_becomes_three_datasets_that_load(workshop, instance):
     assert failed(result) == {("dataset_config", "no_placeholders")}
     assert {asset: len(each) for asset, each in checks_of(result).items()} == {
         "raw_dataset": 3,
-        "ingested_episodes": 15,
+        "ingested_episodes": 16,
         "dataset_config": 3,
         "khlp_compact_video": 5,
         "khlp_training_fast": 5,
@@ -100,6 +107,50 @@ def test_nothing_new_costs_nothing_and_keeps_every_data_version(workshop, instan
     for asset in first:
         version = [made[asset].tags["dagster/data_version"] for made in (first, second)]
         assert version[0] == version[1]
+
+
+def test_a_run_with_nothing_new_does_none_of_the_work_and_one_new_recording_is_all_that_is_done(
+    workshop, instance, monkeypatch
+):
+    """Counted where the work is done: raw bytes read, episodes ingested and measured, expectations, files packed."""
+    workshop.card()
+    for number in range(4):
+        # a file that was written in this very moment is read again next time
+        os.utime(workshop.record(number), (number + 1, number + 1))
+    assert workshop.build(instance).success
+    done, read = Counter(), set()
+    for place in (
+        "knonik_assets.ingest.ingest_episode",
+        "knonik_assets.quality.episode_table.examine",
+        "knonik_assets.quality.expectations._validate",
+        "knonik_assets.pack_run.write_files",
+    ):
+        module, _, function = place.rpartition(".")
+        monkeypatch.setattr(place, counted(getattr(importlib.import_module(module), function), function, done))
+    digest = hashlib.file_digest
+
+    def noted(file, *arguments):
+        read.add(Path(file.name))
+        return digest(file, *arguments)
+
+    monkeypatch.setattr("hashlib.file_digest", noted)
+    assert workshop.build(instance).success
+    assert done == {}
+    assert read == set()
+    path = workshop.record(4)
+    os.utime(path, (9, 9))
+    assert workshop.build(instance).success
+    assert done == {"ingest_episode": 1, "examine": 1, "_validate": 1, "write_files": 1}
+    assert {each for each in read if each.parent == workshop.raw} == {path}
+
+
+def counted(function, name, done):
+    @wraps(function)
+    def call(*arguments, **options):
+        done[name] += 1
+        return function(*arguments, **options)
+
+    return call
 
 
 @pytest.mark.parametrize(("days", "kept"), [("0", {"2"}), ("forever", {"1", "2"})])

@@ -24,6 +24,7 @@ HEALTHY = {
     "offset": 0.01,
 }
 ILL = {
+    "no_frames_cut": {"cut": 2},
     "has_frames": {"frames": 0},
     "timestamps_increase": {"backward_steps": 1},
     "no_gaps": {"max_gap": 3.0},
@@ -38,7 +39,15 @@ ILL = {
     "no_duplicates": {"duplicate_of": "e0"},
     "checksums": {"damaged_files": 2},
 }
-REPORTED = ("no_gaps", "steady_clock", "cameras_lit", "cameras_sharp", "channels_alive", "action_follows_state")
+REPORTED = (
+    "no_frames_cut",
+    "no_gaps",
+    "steady_clock",
+    "cameras_lit",
+    "cameras_sharp",
+    "channels_alive",
+    "action_follows_state",
+)
 
 
 def rows(**changes):
