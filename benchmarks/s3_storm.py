@@ -6,6 +6,7 @@ wrong and short ones are therefore rarer.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import tempfile
@@ -72,6 +73,7 @@ def run() -> list[Ratio]:
     seconds = float(os.environ.get("KNONIK_STORM_S", "60"))
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "x")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "y")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         packed = write_packed(Path(folder), (200, 150, 90), size=(96, 96), depth=False)

@@ -166,6 +166,10 @@ class ObjectStorage:
             except FileNotFoundError as error:
                 raise _missing(key) from error
             except (PermissionDeniedError, UnauthenticatedError) as error:
+                if "RequestTimeTooSkewed" in str(error):
+                    raise _outage(
+                        f"{key}: this machine's clock is too far from the store's ({_reason(error)}); set it."
+                    ) from error
                 if last:
                     raise _outage(
                         f"{key}: the credentials were refused {attempt} times ({_reason(error)}); renew them, check "

@@ -30,13 +30,14 @@ class Request:
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-FAULTS = ("503", "403", "reset", "short", "cut", "wrong", "stall")
+SKEWED = b"<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
+FAULTS = ("503", "403", "skew", "reset", "short", "cut", "wrong", "stall")
 
 
 class FaultyProxy:
     """Passes requests on to ``upstream``; ``fault`` names what goes wrong with each, or None.
 
-    ``503`` and ``403``: the server's own words; ``reset``: the connection breaks in the middle of the body; ``short``: a
+    ``503``, ``403`` and ``skew`` (a clock that is off): the server's own words; ``reset``: the connection breaks in the middle of the body; ``short``: a
     shorter body with a matching length and the right status; ``cut``: less than the length that the header promised;
     ``wrong``: one byte differs; ``stall``: nothing comes until `release` is called.
     """
@@ -108,10 +109,9 @@ class FaultyProxy:
         body = handler.rfile.read(int(headers.get("Content-Length") or 0))
         if fault == "stall":
             self._released.wait(120)
-        if fault in {"503", "403"}:
-            self._send(
-                handler, int(fault), {"Content-Type": "application/xml"}, SLOW_DOWN if fault == "503" else EXPIRED
-            )
+        refusal = {"503": SLOW_DOWN, "403": EXPIRED, "skew": SKEWED}.get(fault or "")
+        if refusal is not None:
+            self._send(handler, 503 if fault == "503" else 403, {"Content-Type": "application/xml"}, refusal)
             return
         status, answer_headers, answer = self._ask(handler, body)
         self._pass_on(handler, fault, status, answer_headers, answer)

@@ -106,6 +106,7 @@ def test_no_checksum_is_needed_to_notice_a_short_body(through, expected):
         ("cut", StorageError, "cannot be read after 5 attempts"),
         ("wrong", ChecksumError, r"crc32c is .*, packed as .*read twice"),
         ("403", StorageError, "credentials were refused 5 times.*ExpiredToken"),
+        ("skew", StorageError, "clock is too far from the store's.*RequestTimeTooSkewed"),
     ],
 )
 def test_what_stays_is_one_error_that_says_which_object_and_why(through, bucket, fault, kind, said):
