@@ -174,6 +174,26 @@ def test_the_second_packer_is_told_who_is_first(episodes, s3, scratch):
     assert [info.key for info in remote(out).objects()] == [LEASE]
 
 
+def test_of_two_packers_at_once_one_wins(episodes, s3, scratch):
+    """Two programs with different options: one's dataset stands, whole; the other ends with one sentence."""
+    source = upload(episodes, f"{s3}/episodes")
+    knonik = Path(sys.executable).with_name("knonik")
+    call = [knonik, "pack", "--input-dir", source, "--output-dir", s3, "--dataset-name", "d", "--engine", "inline"]
+    out = f"{s3}/knonik_d_hlp"
+    racers = [
+        subprocess.Popen([*call, "--seed", seed], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        for seed in ("1", "2")
+    ]
+    said = [racer.communicate(timeout=120)[1] for racer in racers]
+    codes = [racer.returncode for racer in racers]
+    assert sorted(codes) == [0, 1], said
+    (loser,) = [text for text, code in zip(said, codes, strict=True) if code]
+    assert "is being written by another run" in loser or "holds a packed dataset already" in loser, loser
+    manifest = json.loads(remote(out).read_bytes("hlp_manifest.json"))
+    assert manifest["seed"] == codes.index(0) + 1
+    assert inspect_path(out, verify=True)["damage"] == []
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_of_two_manifests_the_first_stands(episodes, s3, scratch, monkeypatch, generation):
     """Even where no lease keeps two packers apart, only one of them wins."""
