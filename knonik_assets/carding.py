@@ -118,7 +118,7 @@ def _look_at_raw(card: DatasetCard, state: CardState) -> None:
             return
         with source.open(refs[0]) as episode:
             state.notes += [*source.warnings, *episode.facts.warnings]
-        suspicious = detect(card.raw)
+        suspicious = detect(str(card.raw))
         settled = {"jpeg_channel_order", "orientation"} & set(card.ingest)
         state.notes += [each for each in suspicious.warnings if not any(key in each for key in settled)]
     except KnonikError as error:

@@ -16,7 +16,7 @@ from knonik_assets.engine import EngineName, Outcome, check_call, default_worker
 from knonik_assets.episodes.metadata import check_extra
 from knonik_assets.episodes.storing import recover
 from knonik_assets.episodes.video import check_preset
-from knonik_assets.ingesting.fingerprints import FileDigests
+from knonik_assets.ingesting.fingerprints import FINGERPRINTS, FileDigests
 from knonik_assets.ingesting.numbering import NUMBERS, assign_numbers, read_numbers
 from knonik_assets.ingesting.one_episode import EpisodeResult, EpisodeTask, ingest_episode
 from knonik_assets.ingesting.output import Output, open_output
@@ -33,7 +33,6 @@ from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceE
 __all__ = ["run"]
 
 _PROBED = 3
-_FINGERPRINTS = ".knonik/fingerprints.json"
 
 
 def run(
@@ -177,7 +176,7 @@ class _Run:
         self.out, self.memory = output.path, memory
         self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
         self.fingerprint = config_fingerprint(settings)
-        self.digests = FileDigests(self.out / _FINGERPRINTS)
+        self.digests = FileDigests(self.out / FINGERPRINTS)
         self.report = IngestReport(
             output=output.where,
             source_format=source.format,
@@ -223,7 +222,7 @@ class _Run:
     def _keep(self) -> None:
         """What later runs are spared by."""
         self.digests.save()
-        self.output.sent(_FINGERPRINTS)
+        self.output.sent(FINGERPRINTS)
         data = self.memory.dump() if self.memory is not None else None
         if data is not None:
             write_whole(self.out / OBJECTS, data)

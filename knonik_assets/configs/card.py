@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from knonik_assets.configs.cron import cron_mistake
 from knonik_assets.configs.documents import load_yaml
@@ -17,6 +17,7 @@ from knonik_assets.configs.lines import with_line
 from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.configs.pack import PackOptions
 from knonik_assets.configs.validation import unknown, validate
+from knonik_assets.storage import Place
 from knonik_loader.errors import ConfigError
 from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile
 
@@ -67,6 +68,10 @@ _PIPELINE_KEYS = {
     "collect": "the card's 'keep_days'",
     "keep_days": "the card's own 'keep_days'",
 }
+
+
+CardPlace = Annotated[Place, WithJsonSchema({"type": "string", "format": "path"})]
+"""A local path or a URL."""
 
 
 class _Strict(BaseModel):
@@ -123,11 +128,11 @@ class DatasetCard(_Strict):
     """E-mail addresses or ``team:<name>``."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Key → value, shown and searchable in the UI."""
-    raw: Path
-    """Raw recordings. Relative paths in a card go from the card's folder."""
-    episodes: Path
+    raw: CardPlace
+    """Raw recordings: a path or URL. Relative paths in a card go from the card's folder."""
+    episodes: CardPlace
     """Ingested episodes; by default ``<lake>/<name>/episodes``."""
-    packed: Path
+    packed: CardPlace
     """Packed datasets, a folder a profile; by default ``<lake>/<name>/packed``."""
     ingest: dict[str, Any]
     """The ingest config, without ``data_dir``."""
@@ -207,7 +212,7 @@ class DatasetCard(_Strict):
         """The packed profiles that this dataset asks for."""
         return tuple(self.pack)
 
-    def packed_folder(self, profile: StorageProfile) -> Path:
+    def packed_folder(self, profile: StorageProfile) -> Place:
         """Where a profile's manifest lies."""
         return self.packed / profile
 
@@ -247,13 +252,14 @@ def card_folder() -> Path:
     return (Path(home).expanduser() if home else Path("dagster_home")).resolve() / "datasets"
 
 
-def lake_folder(folder: Path) -> Path:
+def lake_folder(folder: Path) -> Place:
     """Where episodes and packed data go by default: ``KNONIK_LAKE``, ``DAGSTER_HOME/lake``, or beside the cards."""
     chosen = os.environ.get("KNONIK_LAKE")
     if chosen:
-        return Path(chosen).expanduser().resolve()
+        place = Place.of(chosen, "KNONIK_LAKE")
+        return place if place.is_remote else Place(str(place.path.resolve()))
     home = os.environ.get("DAGSTER_HOME")
-    return (Path(home).expanduser().resolve() if home else folder.resolve().parent) / "lake"
+    return Place(str((Path(home).expanduser().resolve() if home else folder.resolve().parent) / "lake"))
 
 
 def load_card(path: str | Path) -> DatasetCard:
@@ -285,7 +291,7 @@ def _checked(data: Any, path: Path) -> DatasetCard:  # noqa: ANN401 - raw YAML
             raise ConfigError(f"{where}: {key} is required.")
     for key in ("raw", "episodes", "packed"):
         if key in data:
-            values[key] = _local(data[key], key, path)
+            values[key] = _place(data[key], key, path)
         elif key != "raw":
             values[key] = lake_folder(path.parent) / str(values["name"]) / key
     values["pack"] = _pack_block(data.get("pack"), values["name"], where)
@@ -297,22 +303,25 @@ def _checked(data: Any, path: Path) -> DatasetCard:  # noqa: ANN401 - raw YAML
 
 def _check_apart(card: DatasetCard, where: str) -> None:
     """Refuse places that would have the pipeline write into what it reads."""
-    raw = card.raw.resolve()
-    for key, place in (("episodes", card.episodes.resolve()), ("packed", card.packed.resolve())):
-        if place == raw or raw in place.parents:
+    raw, episodes, packed = (_resolved(place) for place in (card.raw, card.episodes, card.packed))
+    for key, place in (("episodes", episodes), ("packed", packed)):
+        if place == raw or place.startswith(raw.rstrip("/") + "/"):
             raise ConfigError(
                 f"{where}: {key}: {place} is in the raw data, which is never written; name another folder."
             )
-    if card.episodes.resolve() == card.packed.resolve():
+    if episodes == packed:
         raise ConfigError(f"{where}: packed: {card.packed} is where the episodes go too; name another folder.")
 
 
-def _local(value: Any, key: str, card: Path) -> Path:  # noqa: ANN401 - raw YAML
+def _resolved(place: Place) -> str:
+    return str(place) if place.is_remote else str(place.path.resolve())
+
+
+def _place(value: Any, key: str, card: Path) -> Place:  # noqa: ANN401 - raw YAML
     if not isinstance(value, str):
-        raise ConfigError(f"{card}: {key}: must be a path, not {value!r}.")
-    if "://" in value:
-        raise ConfigError(f"{card}: {key}: {value} is no local path; this version reads and writes local folders only.")
-    return (card.parent / Path(value).expanduser()).resolve()
+        raise ConfigError(f"{card}: {key}: must be a path or URL, not {value!r}.")
+    place = Place.of(value, f"{card}: {key}:")
+    return place if place.is_remote else Place(str((card.parent / place.path).resolve()))
 
 
 def _ingest_config(block: Any, where: str) -> IngestConfig:  # noqa: ANN401 - raw YAML

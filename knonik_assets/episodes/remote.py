@@ -7,17 +7,18 @@ that is replaced meanwhile differs from its checksums.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.storage import ObjectFolder, ObjectInfo
-from knonik_loader.errors import EpisodeError, StorageError
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError, reworded
 
-__all__ = ["RemoteEpisodes", "describes", "download_all", "list_remote", "publish_remote", "remove_remote"]
+__all__ = ["RemoteEpisodes", "describes", "download_all", "list_remote", "publish_remote", "remove_remote", "retelling"]
 
 T = TypeVar("T")
 
@@ -116,6 +117,17 @@ def remove_remote(folder: ObjectFolder, files: Mapping[str, ObjectInfo]) -> None
     """Take an episode away: first out of sight."""
     folder.delete(one.key for name, one in files.items() if name == METADATA)
     folder.delete(one.key for name, one in files.items() if name != METADATA)
+
+
+@contextmanager
+def retelling(folder: Path, url: str) -> Iterator[None]:
+    """Errors inside of the block name the URL, not the folder in scratch where its objects are."""
+    try:
+        yield
+    except KnonikError as error:
+        if str(folder) not in str(error):
+            raise
+        raise reworded(error, str(error).replace(str(folder), url)) from error
 
 
 def _in_threads(call: Callable[[T], object], items: list[T]) -> None:

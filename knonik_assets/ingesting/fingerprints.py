@@ -12,7 +12,10 @@ from pathlib import Path
 from knonik_assets.configs.documents import write_json
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["Entries", "FileDigests"]
+__all__ = ["FINGERPRINTS", "Entries", "FileDigests"]
+
+FINGERPRINTS = ".knonik/fingerprints.json"
+"""Where an output keeps them."""
 
 Entries = dict[str, tuple[int, int, str]]
 """Absolute path → size, mtime in ns, hex sha256."""

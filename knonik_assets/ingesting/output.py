@@ -10,18 +10,19 @@ from types import TracebackType
 from typing import Self
 
 from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
-from knonik_assets.episodes.remote import RemoteEpisodes, describes, download_all, list_remote, remove_remote
+from knonik_assets.episodes.remote import describes, download_all, remove_remote, retelling
 from knonik_assets.episodes.storing import storage_errors
+from knonik_assets.episodes.view import RemoteView
+from knonik_assets.ingesting.fingerprints import FINGERPRINTS
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.ingesting.numbering import NUMBERS
 from knonik_assets.ingesting.planning import remove
-from knonik_assets.storage import Lease, ObjectFolder, Place, Room, Scratch
-from knonik_loader.errors import EpisodeError, KnonikError, StorageError, reworded
+from knonik_assets.storage import Lease, ObjectFolder, Place
+from knonik_loader.errors import EpisodeError, StorageError
 
 __all__ = ["LocalOutput", "Output", "RemoteOutput", "open_output"]
 
-_STATE = ".knonik"
-_KEPT_STATE = (NUMBERS, f"{_STATE}/fingerprints.json", "config.json")
+_STATE = (NUMBERS, FINGERPRINTS, "config.json")
 
 
 class Output(ABC):
@@ -127,29 +128,20 @@ class RemoteOutput(Output):
     """
 
     def __init__(self, place: Place) -> None:
-        self.place, self.where, self.url = place, str(place), str(place)
+        self.where, self.url = str(place), str(place)
         self._folder = ObjectFolder(place)
+        self._view = RemoteView(place, _STATE)
+        self._lease = Lease(self._folder)
         self._stack = ExitStack()
-        self._listed = RemoteEpisodes()
-        self._lease: Lease | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._lease = stack.enter_context(Lease(self._folder))
+            stack.enter_context(self._lease)
             self.lease = self._lease.id
-            self._listed = list_remote(self._folder)
-            for left in self._listed.halves.values():
+            stack.enter_context(self._view)
+            for left in self._view.listed.halves.values():
                 self._folder.delete(one.key for one in left)
-            wanted = [one for key, one in self._listed.others.items() if key in _KEPT_STATE]
-            wanted += [
-                one for files in self._listed.episodes.values() for name, one in files.items() if describes(name)
-            ]
-            size = sum(one.size for one in wanted)
-            room: Room = stack.enter_context(Scratch().room(size, self.where, pinned=True))
-            self.path = room.folder.resolve() / (self.place.name or self.place.bucket)
-            with storage_errors("create", self.path):
-                (self.path / _STATE).mkdir(parents=True)
-            download_all(self._folder, wanted, self.path)
+            self.path = self._view.folder
             self._stack = stack.pop_all()
         return self
 
@@ -165,7 +157,7 @@ class RemoteOutput(Output):
 
     def whole(self, episode_id: str) -> EpisodeMetadata | None:
         """See `Output.whole`."""
-        files = self._listed.episodes.get(episode_id)
+        files = self._view.listed.episodes.get(episode_id)
         if files is None:
             return None
         try:
@@ -178,7 +170,7 @@ class RemoteOutput(Output):
     def remove(self, episode_id: str) -> None:
         """See `Output.remove`."""
         self.check()
-        remove_remote(self._folder, self._listed.episodes.pop(episode_id, {}))
+        remove_remote(self._folder, self._view.listed.episodes.pop(episode_id, {}))
         remove(self.path, episode_id)
 
     def sent(self, name: str) -> None:
@@ -186,7 +178,7 @@ class RemoteOutput(Output):
         path = self.path / name
         if path.is_file():
             self.check()
-            self._folder.upload(path, name)
+            self._view.sent(name)
 
     def arrived(self, episode_id: str) -> None:
         """See `Output.arrived`."""
@@ -200,16 +192,10 @@ class RemoteOutput(Output):
 
     def check(self) -> None:
         """See `Output.check`."""
-        if self._lease is not None:
-            self._lease.check()
+        self._lease.check()
 
     @contextmanager
     def told(self) -> Iterator[None]:
         """See `Output.told`."""
-        try:
+        with retelling(self.path, self.where):
             yield
-        except KnonikError as error:
-            local = str(getattr(self, "path", "")) or "\0"
-            if local not in str(error):
-                raise
-            raise reworded(error, str(error).replace(local, self.where)) from error

@@ -21,13 +21,15 @@ from knonik_assets.orchestration.inputs import ANNOUNCED, SEEN, input_key, listi
 from knonik_assets.orchestration.raw import RawFacts, observe
 from knonik_assets.orchestration.show import card_metadata, episode_pictures, stream_table, table
 from knonik_assets.quality.finding import size_text
+from knonik_assets.storage import Place
 
 if TYPE_CHECKING:
+    from knonik_assets.episodes.view import EpisodesView
     from knonik_assets.ingesting.report import IngestReport
     from knonik_assets.quality.examine import EpisodeRow
     from knonik_assets.quality.judge import Quality
 
-__all__ = ["WHEN_NEW", "episode_assets", "episode_names", "excluded", "left_out"]
+__all__ = ["WHEN_NEW", "episode_assets", "episode_names", "episodes_there", "excluded", "left_out"]
 
 WHEN_NEW = dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed()
 """Materialise when something upstream is new and no blocking check of it failed."""
@@ -151,15 +153,16 @@ def _raw_metadata(card: DatasetCard, facts: RawFacts) -> dict[str, Any]:
 
 
 def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.MaterializeResult[Any]:
+    from knonik_assets.episodes.view import view_of
     from knonik_assets.ingest import run
     from knonik_assets.quality.episode_table import episode_rows
-    from knonik_assets.quality.expectations import reported_offenders
+    from knonik_assets.quality.expectations import EXPECTATIONS, reported_offenders
     from knonik_assets.quality.judge import judge, write_quality
 
     report = run(
         card.ingest_config(),
         input=str(card.raw),
-        output=card.episodes,
+        output=str(card.episodes),
         engine=card.engine,
         dataset_config=False,
         ray_options=card.ray,
@@ -174,36 +177,43 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     }
     for name, reason in lost.items():
         context.log.error("%s was not ingested: %s", name, reason)
-    rows = episode_rows(
-        card.episodes, engine=card.engine, ray_options=card.ray, roles=card.config.get("roles"), say=context.log.debug
-    )
-    said, page = reported_offenders(card.episodes, rows, card.checks)
-    quality = judge(rows, card.checks, lost, said)
-    path = write_quality(card.episodes, quality)
-    for name, reason in quality.bad.items():
-        context.log.warning("%s is bad: %s", name, reason)
-    return dg.MaterializeResult(
-        metadata={
-            **_episode_metadata(card, report, rows, quality),
-            "quality": dg.MetadataValue.path(str(path)),
-            # a path to be copied: browsers follow no link from a server's page to a file
-            "expectations": dg.MetadataValue.path(str(page)),
-            "folder": dg.MetadataValue.path(str(card.episodes)),
-            **card_metadata(card),
-        },
-        data_version=dg.DataVersion(_version(card.episodes, rows, quality)),
-    )
+    with view_of(card.episodes) as view:
+        rows = episode_rows(
+            view, engine=card.engine, ray_options=card.ray, roles=card.config.get("roles"), say=context.log.debug
+        )
+        said, page = reported_offenders(view.folder, rows, card.checks)
+        quality = judge(rows, card.checks, lost, said)
+        path = write_quality(view.folder, quality)
+        for name in (page.name, EXPECTATIONS, path.name):
+            view.sent(name)
+        for name, reason in quality.bad.items():
+            context.log.warning("%s is bad: %s", name, reason)
+        return dg.MaterializeResult(
+            metadata={
+                **_episode_metadata(card, report, rows, quality, view),
+                "quality": dg.MetadataValue.path(str(card.episodes / path.name)),
+                # a path to be copied: browsers follow no link from a server's page to a file
+                "expectations": dg.MetadataValue.path(str(card.episodes / page.name)),
+                "folder": dg.MetadataValue.path(str(card.episodes)),
+                **card_metadata(card),
+            },
+            data_version=dg.DataVersion(_version(view.folder, rows, quality)),
+        )
 
 
 def _write_config(card: DatasetCard) -> dg.MaterializeResult[Any]:
     from knonik_assets.configs.dataset import build_dataset_config, write_dataset_config
+    from knonik_assets.episodes.remote import retelling
+    from knonik_assets.episodes.view import view_of
 
-    config = build_dataset_config(card.episodes, card.config, exclude=left_out(card))
-    path = write_dataset_config(card.episodes, config)
-    text = path.read_text()
+    out = left_out(card)
+    with view_of(card.episodes) as view, retelling(view.folder, view.where):
+        path = write_dataset_config(view.folder, build_dataset_config(view.folder, card.config, exclude=out))
+        view.sent(path.name)
+        text = path.read_text()
     return dg.MaterializeResult(
         metadata={
-            "config": dg.MetadataValue.path(str(path)),
+            "config": dg.MetadataValue.path(str(card.episodes / path.name)),
             "content": dg.MetadataValue.md(f"```json\n{text}\n```"),
         },
         data_version=dg.DataVersion(hashlib.sha256(text.encode()).hexdigest()),
@@ -221,7 +231,7 @@ def _version(folder: Path, rows: list["EpisodeRow"], quality: "Quality") -> str:
 
 
 def _episode_metadata(
-    card: DatasetCard, report: "IngestReport", rows: list["EpisodeRow"], quality: "Quality"
+    card: DatasetCard, report: "IngestReport", rows: list["EpisodeRow"], quality: "Quality", view: "EpisodesView"
 ) -> dict[str, Any]:
     bad = quality.bad
     good = [row.episode for row in rows if row.episode not in bad]
@@ -230,7 +240,7 @@ def _episode_metadata(
     # bad and remarkable episodes first: a table of many rows is cut off
     listed = sorted(rows, key=lambda row: (row.episode not in bad, not quality.episodes[row.episode].reasons))
     return {
-        **episode_pictures(card.episodes, shown),
+        **episode_pictures(view, shown),
         "episodes": len(rows),
         "bad_episodes": len(bad),
         "written": len(report.written),
@@ -243,7 +253,7 @@ def _episode_metadata(
         "frames_per_second": round(report.frames / report.seconds, 1) if report.frames and report.seconds else 0.0,
         "minutes_recorded": round(sum(row.seconds or 0 for row in rows) / 60, 2),
         "episode_table": table([_shown_row(row, quality) for row in listed]),
-        **(stream_table(card.episodes, good[0], card.config.get("roles") or {}) if good else {}),
+        **(stream_table(view, good[0], card.config.get("roles") or {}) if good else {}),
         "checks": table(_check_rows(card, quality)),
     }
 
@@ -280,18 +290,32 @@ def _shown_row(row: "EpisodeRow", quality: "Quality") -> dict[str, Any]:
     }
 
 
-def episode_names(folder: Path) -> dict[str, str]:
+def episode_names(place: Place) -> dict[str, str]:
     """Episode → its name in the source, of those whose metadata can be read."""
-    from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+    from knonik_assets.episodes.metadata import read_metadata
+    from knonik_assets.episodes.view import view_of
     from knonik_loader.errors import EpisodeError
 
     names = {}
-    for path in list_episodes(folder):
-        try:
-            names[path.name] = EpisodeReader(path).metadata.source_id
-        except EpisodeError:
-            continue  # damaged: it fails its checksums and is left out for that
+    with view_of(place) as view:
+        for name in view.names:
+            try:
+                names[name] = read_metadata(view.folder / name).source_id
+            except EpisodeError:
+                continue  # damaged: it fails its checksums and is left out for that
     return names
+
+
+def episodes_there(card: DatasetCard) -> list[str]:
+    """The ingested episodes in natural order.
+
+    Raises:
+        EpisodeError: there are none.
+    """
+    from knonik_assets.episodes.view import view_of
+
+    with view_of(card.episodes) as view:
+        return view.names
 
 
 def excluded(card: DatasetCard) -> dict[str, str]:
@@ -313,11 +337,10 @@ def left_out(card: DatasetCard) -> dict[str, str]:
     Raises:
         EpisodeError: the episodes were not judged yet.
     """
-    from knonik_assets.episodes.reader import list_episodes
     from knonik_assets.quality.judge import read_quality
 
     quality = read_quality(card.episodes)
-    there = [path.name for path in list_episodes(card.episodes)]
+    there = episodes_there(card)
     new = [name for name in there if name not in quality.episodes]
     bad = {name: reason for name, reason in quality.bad.items() if name in there}
     return {**dict.fromkeys(new, "not judged yet; materialise ingested_episodes"), **bad, **excluded(card)}

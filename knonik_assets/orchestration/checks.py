@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -200,13 +202,26 @@ def _episode_finding(
 
 
 def _config(card: DatasetCard) -> Answers:
+    from knonik_assets.configs.dataset import CONFIG
+    from knonik_assets.episodes.remote import retelling
+    from knonik_assets.episodes.view import view_of
     from knonik_assets.quality import config
 
-    path = card.episodes / "config.json"
+    def in_view(find: Callable[[Path], Finding]) -> Callable[[], Finding]:
+        def found() -> Finding:
+            with view_of(card.episodes) as view, retelling(view.folder, view.where):
+                finding = find(view.folder)
+                return replace(finding, message=finding.message.replace(str(view.folder), view.where))
+
+        return found
+
     return {
-        "schema_valid": (ERROR, lambda: config.check_schema(path)),
-        "streams_agree": (ERROR, lambda: config.check_streams(path, card.episodes, left_out(card))),
-        "no_placeholders": (WARN, lambda: config.check_placeholders(path)),
+        "schema_valid": (ERROR, in_view(lambda folder: config.check_schema(folder / CONFIG))),
+        "streams_agree": (
+            ERROR,
+            in_view(lambda folder: config.check_streams(folder / CONFIG, folder, left_out(card))),
+        ),
+        "no_placeholders": (WARN, in_view(lambda folder: config.check_placeholders(folder / CONFIG))),
     }
 
 
@@ -215,7 +230,7 @@ def _packed(card: DatasetCard, profile: StorageProfile) -> Answers:
 
     if profile not in card.pack:
         return {}
-    dataset = packed.PackedDataset(card.packed_folder(profile) / "hlp_manifest.json")
+    dataset = packed.PackedDataset(card.packed_folder(profile).path / "hlp_manifest.json")
     streams = card.pack[profile].get("streams")
     return {
         "frames_conserved": (

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         card = scan_cards(card_folder()).card(name)
         console.print(f"[bold]{card.name}[/]: {card.description}")
-        console.print(f"raw recordings in {_short(card.raw)}, card in {_short(card.path)}\n", highlight=False)
+        console.print(f"raw recordings in {card.raw}, card in {_short(card.path)}\n", highlight=False)
         return _run(card, console)
     except KnonikError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
@@ -76,7 +76,7 @@ def _run(card: DatasetCard, console: Console) -> int:
     loaded = [one for one, _ in measured]
     _print_batch(loaded, console)
     _print_rates(measured, console)
-    strip = save_strip(loaded[0].batch, card.packed.parent / "demo_batch.png")
+    strip = save_strip(loaded[0].batch, card.packed.path.parent / "demo_batch.png")
     if strip is not None:
         console.print(f"\nFilm strip of a loaded batch: [bold]{_short(strip)}[/]", highlight=False)
     console.print(

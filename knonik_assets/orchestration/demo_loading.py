@@ -42,7 +42,7 @@ class Loaded:
 
 
 def _manifest(card: DatasetCard, profile: StorageProfile) -> Path:
-    return card.packed_folder(profile) / "hlp_manifest.json"
+    return card.packed_folder(profile).path / "hlp_manifest.json"
 
 
 def load(card: DatasetCard, profile: StorageProfile, seconds: float = 2.0) -> Loaded:

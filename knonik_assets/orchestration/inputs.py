@@ -16,7 +16,9 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG, extract_dat
 
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_loader.errors import ConfigError
+from knonik_assets.sources.remote.listing import state_at
+from knonik_assets.storage import Place
+from knonik_loader.errors import ConfigError, StorageError
 
 __all__ = [
     "ANNOUNCED",
@@ -68,8 +70,18 @@ def input_assets(partitions: dg.PartitionsDefinition[str]) -> list[dg.AssetSpec]
     ]
 
 
-def listing(root: Path) -> str:
-    """Digest of the names, sizes and times of change of all files below a folder: cheap, and enough to see a change."""
+def listing(place: Place) -> str:
+    """Digest of the names, sizes and times of change of all files below a folder: cheap, and enough to see a change.
+
+    Of an object store: names, sizes and etags.
+
+    Raises:
+        StorageError: an object store cannot be asked.
+    """
+    return state_at(place) if place.is_remote else _listed(place.path)
+
+
+def _listed(root: Path) -> str:
     digest = hashlib.sha256()
     if root.is_file():
         status = root.stat()
@@ -87,8 +99,8 @@ def listing(root: Path) -> str:
     return digest.hexdigest()
 
 
-def input_versions(card: DatasetCard) -> dict[str, str]:
-    """Input → digest of what it says now."""
+def input_versions(card: DatasetCard, raw: str | None = None) -> dict[str, str]:
+    """Input → digest of what it says now; ``raw``: the listing, where it is known already."""
     ingest = dict(card.ingest)
     blocks: dict[str, Any] = {
         "source": [str(card.raw), {key: ingest.get(key) for key in _SOURCE_KEYS}],
@@ -98,13 +110,17 @@ def input_versions(card: DatasetCard) -> dict[str, str]:
         "exclude": card.exclude,
         **{f"pack_{profile}": [str(card.packed), card.name, card.pack.get(profile)] for profile in PROFILES},
     }
-    return {"raw_files": listing(card.raw), **{name: _digest(block) for name, block in blocks.items()}}
+    return {"raw_files": raw or listing(card.raw), **{name: _digest(block) for name, block in blocks.items()}}
 
 
-def announce(instance: dg.DagsterInstance, card: DatasetCard) -> list[str]:
-    """Report the versions that changed since they were last reported; returns the inputs that did."""
+def announce(instance: dg.DagsterInstance, card: DatasetCard, raw: str | None = None) -> list[str]:
+    """Report the versions that changed since they were last reported; returns the inputs that did.
+
+    Raises:
+        StorageError: raw data in an object store cannot be listed.
+    """
     changed = []
-    for name, version in input_versions(card).items():
+    for name, version in input_versions(card, raw).items():
         record = instance.get_latest_data_version_record(input_key(name), is_source=True, partition_key=card.name)
         known = extract_data_version_from_entry(record.event_log_entry) if record is not None else None
         if known is not None and known.value == version:
@@ -128,10 +144,10 @@ def announcer(cards: CardFolder) -> dg.ResourceDefinition:
             return
         try:
             card = cards.card(name)
-        except ConfigError:
+            _tag(context.instance, context.run, card)
+            announce(context.instance, card)
+        except (ConfigError, StorageError):
             return  # the assets fail with what is wrong with it
-        _tag(context.instance, context.run, card)
-        announce(context.instance, card)
 
     return card_versions
 

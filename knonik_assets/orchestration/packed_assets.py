@@ -9,7 +9,7 @@ import dagster as dg
 
 from knonik_assets.configs.card import PROFILES, DatasetCard
 from knonik_assets.configs.cards import CardFolder
-from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, left_out
+from knonik_assets.orchestration.assets import WHEN_NEW, episode_names, episodes_there, left_out
 from knonik_assets.orchestration.context import (
     CODE_VERSIONS,
     RETRIES,
@@ -97,13 +97,13 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
     for name, reason in out.items():
         context.log.warning("%s is left out: %s", name, reason)
     _warn_of_unknown(context, card)
-    before = _generation(card.packed_folder(profile))
+    before = _generation(card.packed_folder(profile).path)
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("always", UserWarning)
         manifest = pack(
-            card.episodes,
-            card.packed_folder(profile),
+            str(card.episodes),
+            str(card.packed_folder(profile)),
             card.name,
             storage_profile=profile,
             engine=card.engine,
@@ -119,7 +119,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
     dataset = PackedDataset(manifest)
     unchanged = before == dataset.manifest.digest()
     keep = card.keep_days
-    collected = [] if keep == "forever" else collect_generations(card.packed_folder(profile), keep)
+    collected = [] if keep == "forever" else collect_generations(card.packed_folder(profile).path, keep)
     for each in collected:
         context.log.info("removed %s", each)
     if unchanged:
@@ -158,13 +158,12 @@ def not_packed(card: DatasetCard, profile: StorageProfile) -> dict[str, str]:
         EpisodeError: the episodes were not judged yet.
     """
     from knonik_assets.configs.pack import PackOptions
-    from knonik_assets.episodes.reader import list_episodes
 
     options = card.pack[profile]
     said = PackOptions.model_validate(
         {"dataset_name": card.name, "exclude": options.get("exclude"), "episodes": options.get("episodes")}
     )
-    there = [path.name for path in list_episodes(card.episodes)]
+    there = episodes_there(card)
     unasked = [name for name in there if said.episodes is not None and name not in said.episodes]
     return {**dict.fromkeys(unasked, "not among the card's pack.episodes"), **said.exclude, **left_out(card)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -14,6 +13,7 @@ import numpy as np
 from knonik_assets.configs.card import DatasetCard
 
 if TYPE_CHECKING:
+    from knonik_assets.episodes.view import EpisodesView
     from knonik_assets.quality.packed import PackedDataset
 
 __all__ = [
@@ -67,11 +67,11 @@ def card_metadata(card: DatasetCard) -> dict[str, Any]:
     return said
 
 
-def episode_pictures(folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
+def episode_pictures(view: EpisodesView, shown: Mapping[str, str]) -> dict[str, Any]:
     """Film strips and plots as Markdown.
 
     Args:
-        folder: of the episodes.
+        view: of the episodes.
         shown: episode → what is said above its pictures; those that cannot be drawn are left out.
     """
     from knonik_assets.episodes.reader import EpisodeReader
@@ -81,8 +81,9 @@ def episode_pictures(folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
     strips, plots = [], []
     for name, said in shown.items():
         try:
-            reader = EpisodeReader(folder / name)
-            strip, plot = episode_strip(reader, frames=6, width=150), episode_plot(reader)
+            with view.episode(name).local() as path:
+                reader = EpisodeReader(path)
+                strip, plot = episode_strip(reader, frames=6, width=150), episode_plot(reader)
         except (EpisodeError, StorageError):
             continue  # damaged: the checks say so, and there is nothing to show
         words = f"**{name}**: {said}\n\n" if said else ""
@@ -102,33 +103,38 @@ def packed_picture(dataset: PackedDataset) -> dict[str, Any]:
     return {} if strip is None else {"film_strip": dg.MetadataValue.md(markdown_image(strip, "film strip of the pack"))}
 
 
-def stream_table(folder: Path, name: str, bound: Mapping[str, str]) -> dict[str, Any]:
+def stream_table(view: EpisodesView, name: str, bound: Mapping[str, str]) -> dict[str, Any]:
     """What the streams of an episode are; nothing where it is damaged.
 
     Args:
-        folder: of the episodes.
+        view: of the episodes.
         name: of the episode.
         bound: role → stream, as the card says, over what the episode says itself.
     """
-    from knonik_assets.episodes.reader import EpisodeReader
+    from knonik_assets.episodes.metadata import read_metadata
     from knonik_loader.errors import EpisodeError, StorageError
 
     try:
-        reader = EpisodeReader(folder / name)
-        meta = reader.metadata
+        meta = read_metadata(view.folder / name)
         roles = {stream: role for role, stream in {**meta.stream_roles, **bound}.items()}
         rows = [
-            {"stream": each, "kind": "rgb", "shape": f"{info.height} x {info.width} x 3", "stored_as": info.codec}
+            {
+                "stream": each,
+                "kind": "rgb",
+                "shape": f"{said['height']} x {said['width']} x 3",
+                "stored_as": said["codec"],
+            }
             for each in meta.rgb_streams
-            for info in [reader.rgb_info(each)]
+            for said in [meta.stream_params[f"rgb_{each}"]]
         ]
         for each in meta.depth_streams:
-            height, width = reader.depth_shape(each)
-            rows.append({"stream": each, "kind": "depth", "shape": f"{height} x {width}", "stored_as": "uint16"})
+            said = meta.stream_params[f"depth_{each}"]
+            shape = f"{said['height']} x {said['width']}"
+            rows.append({"stream": each, "kind": "depth", "shape": shape, "stored_as": "uint16"})
         for each in meta.numeric_streams:
-            size = str(reader.numeric(each).shape[1])
+            size = str(meta.stream_params[each]["dim"])
             rows.append({"stream": each, "kind": roles.get(each, "numeric"), "shape": size, "stored_as": "float32"})
-    except (EpisodeError, StorageError):
+    except (EpisodeError, StorageError, KeyError):
         return {}
     return {"streams": table(rows)}
 

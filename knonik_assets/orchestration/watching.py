@@ -10,6 +10,7 @@ from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder, scan_cards
 from knonik_assets.orchestration.automation import BUILD_JOB
 from knonik_assets.orchestration.inputs import SEEN, announce, listing, run_tags
+from knonik_loader.errors import StorageError
 
 __all__ = ["watch_sensor"]
 
@@ -43,8 +44,12 @@ def watch_sensor(cards: CardFolder) -> dg.SensorDefinition:
                 following = name
                 break
             card = found[name]
-            announce(context.instance, card)
-            now = listing(card.raw)
+            try:
+                now = listing(card.raw)
+            except StorageError as error:
+                said.append(f"{name}: {error}")
+                continue
+            announce(context.instance, card, now)
             if now == _built_from(context.instance, card):
                 pass
             elif now != seen.get(name):

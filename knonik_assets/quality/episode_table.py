@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knonik_assets.engine import EngineName, map_tasks
-from knonik_assets.episodes.reader import list_episodes
+from knonik_assets.episodes.view import EpisodeAt, EpisodesView, LocalView
 from knonik_assets.quality.compare import compared
 from knonik_assets.quality.examine import EpisodeRow, examine
 from knonik_assets.quality.versions import ROWS_VERSION
+from knonik_loader.errors import StorageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["episode_rows", "table_of"]
 
+_ROWS = ".knonik/quality_rows.json"
+
 
 def episode_rows(
-    out: Path,
+    out: Path | EpisodesView,
     *,
     engine: EngineName = "processes",
     workers: int | None = None,
@@ -37,7 +39,7 @@ def episode_rows(
     measured again.
 
     Args:
-        out: directory of episodes.
+        out: directory of episodes, or a view of one whose block is entered.
         engine: where the work runs.
         workers: episodes at once.
         ray_options: for engine ``ray``.
@@ -46,32 +48,37 @@ def episode_rows(
 
     Raises:
         EpisodeError: there is no such directory.
+        StorageError: remote episodes cannot be read: nothing is said of them then.
     """
-    store = out / ".knonik" / "quality_rows.json"
+    view = LocalView(out) if isinstance(out, Path) else out
+    store = view.folder / _ROWS
     remembered = _remembered(store)
-    paths = list_episodes(out)
-    keys = {path.name: _stamp(path, roles) for path in paths}
+    names = view.names
+    keys = {name: _key(view.stamp(name), roles) for name in names}
     rows: dict[str, EpisodeRow] = {}
     for name, key in keys.items():
         entry = remembered.get(name)
         if entry is not None and entry["key"] == key:
             rows[name] = EpisodeRow(**entry["row"])
-    todo = [path for path in paths if path.name not in rows]
+    todo = [view.episode(name) for name in names if name not in rows]
     # a worker process costs more than a few episodes do
     where = "inline" if len(todo) <= 4 else engine
     options = ray_options if where == "ray" else None
     for done, outcome in enumerate(
-        map_tasks(partial(examine, roles=roles), todo, engine=where, workers=workers, ray_options=options), 1
+        map_tasks(partial(_examine, roles=roles), todo, engine=where, workers=workers, ray_options=options), 1
     ):
         name = outcome.item.name
+        if isinstance(outcome.error, StorageError):
+            raise outcome.error  # a store that fails is no fault of the episode's
         rows[name] = outcome.value or EpisodeRow(
             name, damaged_files=1, notes={"damaged_files": f"could not be measured: {outcome.error}"}
         )
         if say is not None:
             say(f"measured {name} ({done} of {len(todo)})")
-    ordered = [rows[path.name] for path in paths]
+    ordered = [rows[name] for name in names]
     if todo or set(remembered) != set(keys):
         _remember(store, {row.episode: {"key": keys[row.episode], "row": vars(row)} for row in ordered})
+        view.sent(_ROWS)
     return compared(ordered)
 
 
@@ -85,15 +92,14 @@ def table_of(rows: Iterable[EpisodeRow]) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _stamp(path: Path, roles: Mapping[str, str] | None) -> str:
+def _examine(episode: EpisodeAt, roles: Mapping[str, str] | None) -> EpisodeRow:
+    with episode.local() as path:
+        return examine(path, roles)
+
+
+def _key(stamp: str, roles: Mapping[str, str] | None) -> str:
     """Changes whenever a file of the episode is written, or a stream gets another role."""
-    digest = hashlib.sha256(f"{ROWS_VERSION} {sorted((roles or {}).items())}\n".encode())
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        for name in sorted(files):
-            status = Path(folder, name).stat()
-            digest.update(f"{folder.removeprefix(str(path))}/{name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    return hashlib.sha256(f"{ROWS_VERSION} {sorted((roles or {}).items())}\n{stamp}".encode()).hexdigest()
 
 
 def _remembered(store: Path) -> dict[str, Any]:

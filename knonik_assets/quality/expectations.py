@@ -20,12 +20,13 @@ from knonik_assets.quality.versions import SUITE_VERSION
 if TYPE_CHECKING:
     import great_expectations as gx
 
-__all__ = ["COLUMNS", "REPORT", "Offenders", "limits_text", "offenders", "reported_offenders"]
+__all__ = ["COLUMNS", "EXPECTATIONS", "REPORT", "Offenders", "limits_text", "offenders", "reported_offenders"]
 
 Offenders = dict[str, dict[str, str]]
 """Check → episode → what is wrong with it."""
 
 REPORT = "quality.html"
+EXPECTATIONS = ".knonik/expectations.json"
 
 COLUMNS = {
     "no_frames_cut": ("cut",),
@@ -61,7 +62,7 @@ def reported_offenders(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckT
     What was found is kept in ``.knonik/expectations.json``: the same table under the same thresholds is not validated
     again, and Great Expectations, whose import takes seconds, is not even loaded for it.
     """
-    page, store = out / REPORT, out / ".knonik" / "expectations.json"
+    page, store = out / REPORT, out / EXPECTATIONS
     key = _key(rows, thresholds)
     known = _remembered(store, key)
     if known is not None and page.is_file():

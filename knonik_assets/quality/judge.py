@@ -10,8 +10,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from knonik_assets.configs.card import EPISODE_CHECKS, CheckThresholds, Severity
+from knonik_assets.episodes.view import read_beside
 from knonik_assets.quality.examine import EpisodeRow
 from knonik_assets.quality.expectations import Offenders, offenders
+from knonik_assets.storage import Place
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quality", "write_quality"]
@@ -108,16 +110,17 @@ def write_quality(out: Path, quality: Quality) -> Path:
     return path
 
 
-def read_quality(out: Path) -> Quality:
-    """What was decided about the episodes of an output directory.
+def read_quality(out: Path | Place) -> Quality:
+    """What was decided about the episodes of an output.
 
     Raises:
         EpisodeError: nothing was, or the file is damaged.
+        StorageError: it cannot be read.
     """
-    path = out / QUALITY
+    data, path = read_beside(out, QUALITY), out / QUALITY
+    if data is None:
+        raise EpisodeError(f"{path} is missing: the episodes were not judged yet; materialise them first.")
     try:
-        return Quality.model_validate_json(path.read_text())
-    except FileNotFoundError as error:
-        raise EpisodeError(f"{path} is missing: the episodes were not judged yet; materialise them first.") from error
+        return Quality.model_validate_json(data)
     except ValidationError as error:
         raise EpisodeError(f"{path} is damaged; materialise the episodes again.") from error

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from knonik_assets.episodes.reader import EpisodeReader, list_episodes
+from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.episodes.view import EpisodesView, view_of
 from knonik_assets.packing.stored import PackedFile, open_packed
 from knonik_assets.quality.finding import Finding, size_text, some
 from knonik_assets.storage import ObjectFolder, Place, Scratch, files
@@ -111,17 +112,21 @@ def _parse(entry: HlpEntry, path: Place, view: memoryview) -> HlpIndex:
 
 
 def check_conserved(
-    dataset: PackedDataset, episodes: Path, left_out: Collection[str], only_streams: Collection[str] | None = None
+    dataset: PackedDataset,
+    episodes: Path | Place,
+    left_out: Collection[str],
+    only_streams: Collection[str] | None = None,
 ) -> Finding:
     """Every frame of every stream of every episode that should be packed is packed, and nothing else.
 
     Args:
         dataset: the packed dataset.
-        episodes: directory of the episodes that it was made from.
+        episodes: where the episodes are that it was made from.
         left_out: names of episodes that were excluded on purpose.
         only_streams: names of the streams that were asked for; None: all of them.
     """
-    readers = [EpisodeReader(path) for path in list_episodes(episodes) if path.name not in left_out]
+    with view_of(episodes) as view:
+        readers = [EpisodeReader(view.folder / name) for name in view.names if name not in left_out]
     wanted = {reader.path.name: reader.length for reader in readers}
     table = dataset.index.episodes
     packed = dict(zip(table.episode_id, (int(length) for length in table.length), strict=True))
@@ -221,7 +226,7 @@ def check_psnr(dataset: PackedDataset, floors: Mapping[StorageProfile, float]) -
     return Finding(not low, f"{some(low)}; the floor is {floor:g} dB" if low else good, rows)
 
 
-def check_loadable(dataset: PackedDataset, episodes: Path) -> Finding:
+def check_loadable(dataset: PackedDataset, episodes: Path | Place) -> Finding:
     """A loader reads a random batch whose numeric rows are those of the episodes."""
     from knonik_loader import ShardedDataLoader
 
@@ -241,9 +246,10 @@ def check_loadable(dataset: PackedDataset, episodes: Path) -> Finding:
     except KnonikError as error:
         return Finding(False, f"the loader fails: {error}")
     wrong = [f"the batch lacks {stream.key}" for stream in dataset.streams() if stream.key not in batch]
-    for stream in dataset.streams():
-        if stream.kind == "numeric" and stream.key in batch:
-            wrong += _row_differences(batch, stream, episodes)
+    with view_of(episodes) as view:
+        for stream in dataset.streams():
+            if stream.kind == "numeric" and stream.key in batch:
+                wrong += _row_differences(batch, stream, view)
     rows = [
         {"key": key, "shape": " x ".join(map(str, value.shape)), "dtype": str(value.dtype)}
         for key, value in batch.items()
@@ -252,10 +258,11 @@ def check_loadable(dataset: PackedDataset, episodes: Path) -> Finding:
     return Finding(not wrong, some(wrong) or f"a random batch of {size} frames holds {len(rows)} streams", rows)
 
 
-def _row_differences(batch: Mapping[str, Any], stream: StreamInfo, episodes: Path) -> list[str]:
+def _row_differences(batch: Mapping[str, Any], stream: StreamInfo, view: EpisodesView) -> list[str]:
     wrong = []
     for name in dict.fromkeys(batch["_episode_ids"]):
-        rows = EpisodeReader(episodes / name).numeric(stream.name)  # (T, D)
+        with view.episode(name).local(f"{stream.name}/") as path:
+            rows = EpisodeReader(path).numeric(stream.name)  # (T, D)
         for sample, (owner, frame) in enumerate(zip(batch["_episode_ids"], batch["_frame_indices"], strict=True)):
             if owner == name and not np.array_equal(batch[stream.key][sample, 0], rows[frame], equal_nan=True):
                 wrong.append(f"{stream.key} of {name}, frame {frame}, differs from the episode")

@@ -25,7 +25,7 @@ def test_a_card_from_what_is_found(place):
     path, found = add_card("arms", place / "raw")
     assert found.episodes == 2
     card = load_card(path)
-    assert card.raw == (place / "raw").resolve()
+    assert card.raw.path == (place / "raw").resolve()
     assert card.profiles == ("training_fast",)
     assert "split" not in card.pack["training_fast"]  # two episodes may all be hashed into one part
     config = card.ingest_config()

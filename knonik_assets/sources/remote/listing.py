@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from knonik_assets.storage import ObjectFolder, ObjectInfo, Place
 from knonik_loader.errors import SourceError
 
-__all__ = ["Listing", "list_raw", "state_of"]
+__all__ = ["Listing", "list_raw", "state_at", "state_of"]
 
 _LONGEST_NAME = 255
 """Bytes of one part of a name that file systems take."""
@@ -44,6 +44,16 @@ def state_of(objects: Iterable[ObjectInfo]) -> str:
     for one in sorted(objects, key=lambda one: one.key):
         digest.update(f"{one.key}\0{one.size}\0{one.etag or one.version or one.modified}\n".encode())
     return digest.hexdigest()
+
+
+def state_at(place: Place) -> str:
+    """Digest that changes when any object at or below a place does, or one comes or goes.
+
+    Raises:
+        StorageError: it cannot be listed.
+    """
+    single = ObjectFolder(place.parent).head(place.name) if place.name else None
+    return state_of([*([single] if single is not None else []), *ObjectFolder(place).objects()])
 
 
 def list_raw(place: Place, siblings: Sequence[str] = ()) -> Listing:

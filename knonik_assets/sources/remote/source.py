@@ -129,6 +129,11 @@ class RemoteSource:
         listing = self._listed()
         return len(listing.objects), listing.bytes
 
+    @property
+    def state(self) -> str:
+        """Digest of the dataset's listing."""
+        return self._listed().state
+
     def recall(self, ref: EpisodeRef) -> str | None:
         """An episode's fingerprint as far as it is known without reading the episode."""
         if self.memory is None:

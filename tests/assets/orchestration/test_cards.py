@@ -28,22 +28,30 @@ def write(folder: Path, text: str, name: str = "demo.yaml") -> Path:
 def test_defaults_and_relative_paths(tmp_path):
     card = load_card(write(tmp_path / "cards", GOOD + "packed: out\n"))
     assert card.name == "demo"
-    assert card.raw == tmp_path / "raw"
-    assert card.episodes == tmp_path / "lake" / "demo" / "episodes"
-    assert card.packed == tmp_path / "cards" / "out"
+    assert card.raw.path == tmp_path / "raw"
+    assert card.episodes.path == tmp_path / "lake" / "demo" / "episodes"
+    assert card.packed.path == tmp_path / "cards" / "out"
     assert card.profiles == ("compact_video",)
     assert card.on_bad_episode == "exclude"
     assert card.ingest_config().data_type == "hdf5"
+
+
+def test_urls_stand_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNONIK_LAKE", "s3://lake/all")
+    card = load_card(write(tmp_path / "cards", GOOD.replace("../raw", "s3://bucket/raw/") + "packed: gs://other/x\n"))
+    assert str(card.raw) == "s3://bucket/raw"
+    assert str(card.episodes) == "s3://lake/all/demo/episodes"
+    assert str(card.packed_folder("training_fast")) == "gs://other/x/training_fast"
 
 
 def test_lake_and_folder_follow_the_environment(tmp_path, monkeypatch):
     assert card_folder() == Path("dagster_home/datasets").resolve()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     assert card_folder() == tmp_path / "home" / "datasets"
-    assert lake_folder(tmp_path / "elsewhere") == tmp_path / "home" / "lake"
+    assert lake_folder(tmp_path / "elsewhere").path == tmp_path / "home" / "lake"
     monkeypatch.setenv("KNONIK_LAKE", str(tmp_path / "lake"))
     monkeypatch.setenv("KNONIK_DATASETS", str(tmp_path / "cards"))
-    assert lake_folder(tmp_path) == tmp_path / "lake"
+    assert lake_folder(tmp_path).path == tmp_path / "lake"
     assert card_folder() == tmp_path / "cards"
 
 
@@ -95,10 +103,12 @@ def test_no_profile_at_all_is_allowed(tmp_path):
         (GOOD + "keep_days: two weeks\n", ["keep_days", "'two weeks'"]),
         (GOOD + "keep_days: .nan\n", ["keep_days", "nan"]),
         (GOOD + "keep_days: true\n", ["keep_days", "forever", "True"]),
-        (GOOD + "episodes: s3://bucket/x\n", ["episodes", "s3://bucket/x", "local"]),
+        (GOOD + "episodes: ftp://bucket/x\n", ["episodes", "ftp://bucket/x", "known schemes are s3, gs, az and file"]),
+        (GOOD + "episodes: s3:///x\n", ["episodes", "names no bucket"]),
+        (GOOD.replace("../raw", "s3://b/x") + "episodes: s3://b/x/y\n", ["episodes", "in the raw data"]),
+        (GOOD + "episodes: s3://b/x\npacked: s3://b/x/\n", ["packed", "where the episodes go too"]),
         (GOOD + "packed: [a]\n", ["packed", "must be a path"]),
         (GOOD + "episodes: x\npacked: x\n", ["packed", "where the episodes go too"]),
-        ("raw: s3://b/x\ningest: {dir_type: episodic, data_type: hdf5}\n", ["raw", "local"]),
         ("raw: x\ningest: {dir_type: episodic, data_type: hdf5, data_dir: y}\n", ["data_dir", "'raw'"]),
         ("raw: x\ningest: {dir_type: episodic, data_type: hdf5, presset: low}\n", ["ingest", "presset", "'preset'"]),
         ("raw: x\ningest: 7\n", ["ingest"]),

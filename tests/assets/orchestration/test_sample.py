@@ -29,7 +29,7 @@ def test_the_red_cube_is_red(tmp_path, monkeypatch, instance, quiet):
     assert failed(result) == set()
     card = load_cards(CARDS)["aloha_sim"]
     for profile in card.profiles:
-        manifest = card.packed_folder(profile) / "hlp_manifest.json"
+        manifest = card.packed_folder(profile).path / "hlp_manifest.json"
         settings = {"decode_mode": "sequential", "hlp_manifest": str(manifest), "chunk_len": 1, "batch_size": 6}
         with ShardedDataLoader(settings, {"rgb_angle": {}}) as loader:
             pictures = next(iter(loader))["rgb_angle"][:, 0].astype(int)
