@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import yaml
 
 from knonik_assets.configs.card import NAME, PROFILES, DatasetCard, card_folder, card_schema, load_card
 from knonik_assets.configs.cards import CardFolder, scan_cards
-from knonik_assets.configs.documents import local_path, write_whole
+from knonik_assets.configs.documents import write_whole
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.sources.detect import Detection, detect
 from knonik_assets.sources.detect_config import config_lines
+from knonik_assets.storage import Place
 from knonik_loader.errors import ConfigError, KnonikError
 
 __all__ = ["CardState", "add_card", "check_card", "list_cards"]
@@ -57,7 +59,7 @@ def add_card(name: str, raw: str | Path, folder: Path | None = None) -> tuple[Pa
     if path.exists() or name in taken.names:
         there = taken.cards[name].path if name in taken.cards else path
         raise ConfigError(f"{there} is the card of {name!r} already; choose another name or edit that file.")
-    found = detect(local_path(raw, "raw"))
+    found = detect(str(Place.of(raw, "raw")))
     if not found.readable:
         raise ConfigError(f"{raw}: {'; '.join(found.warnings)}")
     with storage_errors("write cards to", folder):
@@ -110,14 +112,14 @@ def _look_at_raw(card: DatasetCard, state: CardState) -> None:
     from knonik_assets.sources.guarded import open_guarded
 
     try:
-        source = open_guarded(card.ingest_config(), card.raw)
-        refs = source.episodes()
-        state.episodes = len(refs)
-        if not refs:
-            state.problems.append(f"{card.raw} has no episode")
-            return
-        with source.open(refs[0]) as episode:
-            state.notes += [*source.warnings, *episode.facts.warnings]
+        with closing(open_guarded(card.ingest_config(), card.raw)) as source:
+            refs = source.episodes()
+            state.episodes = len(refs)
+            if not refs:
+                state.problems.append(f"{card.raw} has no episode")
+                return
+            with source.open(refs[0]) as episode:
+                state.notes += [*source.warnings, *episode.facts.warnings]
         suspicious = detect(str(card.raw))
         settled = {"jpeg_channel_order", "orientation"} & set(card.ingest)
         state.notes += [each for each in suspicious.warnings if not any(key in each for key in settled)]
@@ -134,7 +136,7 @@ def _text(name: str, found: Detection) -> str:
         f"# yaml-language-server: $schema={_SCHEMA}",
         f"# {found.family}: {found.episodes} episodes found. Paths go from this file's folder.",
         *(f"# Look at this: {_one_line(warning)}" for warning in found.warnings),
-        _block({"name": name, "raw": str(Path(found.path).resolve())}),
+        _block({"name": name, "raw": _absolute(found.path)}),
         "ingest:",
         *(f"  {line}" for line in config_lines(found, config)),
         _pack_block(found.episodes or 0),
@@ -152,6 +154,11 @@ def _pack_block(episodes: int) -> str:
         return _block({"pack": {"profiles": [PROFILES[1]], "split": {"train": 0.9, "val": 0.1}}})
     few = "  # With so few episodes a split by hash may leave one part empty.\n  # split: {train: 0.9, val: 0.1}\n"
     return _block({"pack": {"profiles": [PROFILES[1]]}}) + few
+
+
+def _absolute(where: str) -> str:
+    place = Place.of(where, "raw")
+    return where if place.is_remote else str(place.path.resolve())
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,7 @@ __all__ = ["detect_command", "inspect_command"]
 
 
 def detect_command(
-    raw: Annotated[str, typer.Argument(help="A raw dataset.")],
+    raw: Annotated[str, typer.Argument(help="A raw dataset: path or URL.")],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     write: Annotated[
         Path | None,
@@ -32,8 +32,9 @@ def detect_command(
     families = datasets_in(raw)
     if len(families) > 1:
         if as_json:
-            listed = [{**asdict(family), "root": str(family.root)} for family in families]
-            out.print_json(json.dumps({"path": str(raw), "datasets": listed}))
+            listed = [{**asdict(family), "root": family.where} for family in families]
+            shown = [{key: value for key, value in one.items() if key != "url"} for one in listed]
+            out.print_json(json.dumps({"path": raw, "datasets": shown}))
         else:
             out.print(render_list(families), highlight=False, soft_wrap=True, markup=False)
         raise SourceError(f"{raw} holds {len(families)} datasets; name one of them.")

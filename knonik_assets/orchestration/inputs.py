@@ -70,7 +70,7 @@ def input_assets(partitions: dg.PartitionsDefinition[str]) -> list[dg.AssetSpec]
     ]
 
 
-def listing(place: Place) -> str:
+def listing(root: Place | Path) -> str:
     """Digest of the names, sizes and times of change of all files below a folder: cheap, and enough to see a change.
 
     Of an object store: names, sizes and etags.
@@ -78,6 +78,7 @@ def listing(place: Place) -> str:
     Raises:
         StorageError: an object store cannot be asked.
     """
+    place = Place.of(root, "raw")
     return state_at(place) if place.is_remote else _listed(place.path)
 
 

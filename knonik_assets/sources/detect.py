@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,10 @@ from knonik_assets.sources.base import EpisodeFacts, EpisodeRef, Source, StreamS
 from knonik_assets.sources.clocks import even_rate
 from knonik_assets.sources.detect_config import DEFAULT_FPS, Comments, config_yaml
 from knonik_assets.sources.families import Family, recognise
-from knonik_assets.sources.guarded import open_guarded
+from knonik_assets.sources.guarded import GuardedSource, open_guarded
 from knonik_assets.sources.naming import dataset_name
 from knonik_assets.sources.suspicions import suspicions
+from knonik_assets.storage import Place
 from knonik_loader.errors import KnonikError, SourceError
 
 __all__ = ["Detection", "config_text", "datasets_in", "describe", "detect"]
@@ -63,7 +65,12 @@ def datasets_in(root: str | Path) -> list[Family]:
     Raises:
         SourceError: nothing is there, or nothing of it is known.
     """
-    root = Path(root)
+    place = Place.of(root, "path")
+    if place.is_remote:
+        from knonik_assets.sources.remote.recognise import recognise_remote
+
+        return _some(recognise_remote(place), place)
+    root = place.path
     if not root.exists():
         raise SourceError(f"{root}: there is no such file or folder.")
     if not root.is_dir() and not root.is_file():
@@ -73,9 +80,14 @@ def datasets_in(root: str | Path) -> list[Family]:
     if any(root.glob("episode_*/metadata.json")):
         raise SourceError(f"{root} holds ingested episodes, not raw data; look at them with 'knonik inspect'.")
     try:
-        found = recognise(root)
+        return _some(recognise(root), place)
     except OSError as error:
+        if isinstance(error, KnonikError):
+            raise
         raise SourceError(f"{error.filename or root} cannot be read: {error.strerror or error}.") from error
+
+
+def _some(found: list[Family], root: Place) -> list[Family]:
     if not found:
         raise SourceError(
             f"{root}: no known dataset; looked for HDF5, NPZ and Zarr episodes, LeRobot (meta/info.json), ROS bags, "
@@ -92,7 +104,7 @@ def detect(root: str | Path) -> Detection:
     """
     families = datasets_in(root)
     if len(families) > 1:
-        names = ", ".join(str(family.root) for family in families[:_NAMED])
+        names = ", ".join(family.where for family in families[:_NAMED])
         more = f", … ({len(families)} in all)" if len(families) > _NAMED else ""
         raise SourceError(f"{root} holds {len(families)} datasets; name one of them: {names}{more}.")
     return describe(families[0], root)
@@ -100,10 +112,10 @@ def detect(root: str | Path) -> Detection:
 
 def describe(family: Family, asked: str | Path | None = None) -> Detection:
     """What `detect` says of a dataset whose family is known already."""
-    found = Detection(str(family.root), family.name, family.dir_type, family.data_type, family.version)
+    found = Detection(family.where, family.name, family.dir_type, family.data_type, family.version)
     found.episodes = family.episodes
-    if asked is not None and family.root != Path(asked):
-        found.warnings.append(f"the dataset is in {family.root}")
+    if asked is not None and family.where != str(Place.of(asked, "path")):
+        found.warnings.append(f"the dataset is in {family.where}")
     if family.note is not None:
         found.warnings.append(family.note)
     _details(found, family)
@@ -112,14 +124,23 @@ def describe(family: Family, asked: str | Path | None = None) -> Detection:
 
 
 def _details(found: Detection, family: Family) -> None:
-    base: dict[str, Any] = {"dir_type": family.dir_type, "data_dir": str(family.root.absolute())}
+    base: dict[str, Any] = {"dir_type": family.dir_type, "data_dir": family.url or str(family.root.absolute())}
     if family.data_type is not None:
         base["data_type"] = family.data_type
     if family.demos is not None:
         base["demos"] = family.demos
     base |= family.extra or {}
     try:
-        source = open_guarded(load_ingest_config(base), family.root)
+        source = open_guarded(load_ingest_config(base), family.where)
+    except KnonikError as error:
+        found.warnings.append(str(error))
+        return
+    with closing(source):
+        _look_into(found, family, base, source)
+
+
+def _look_into(found: Detection, family: Family, base: dict[str, Any], source: GuardedSource) -> None:
+    try:
         refs = source.episodes()
     except KnonikError as error:
         found.warnings.append(str(error))

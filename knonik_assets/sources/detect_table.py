@@ -40,8 +40,7 @@ def render_list(families: Sequence[Family]) -> Text:
     """Several datasets, a line each."""
     rows = [("dataset", "family", "version", "episodes")]
     rows += [
-        (str(one.root), one.name, one.version or "", "" if one.episodes is None else str(one.episodes))
-        for one in families
+        (one.where, one.name, one.version or "", "" if one.episodes is None else str(one.episodes)) for one in families
     ]
     return Text("\n".join(_table(rows)))
 

@@ -34,6 +34,13 @@ class Family:
     note: str | None = None
     extra: Mapping[str, Any] | None = None
     """Further keys of the config that its reader cannot do without."""
+    url: str | None = None
+    """Of a remote dataset; ``root`` then is where its names were looked at, and holds nothing any more."""
+
+    @property
+    def where(self) -> str:
+        """Path or URL."""
+        return self.url or str(self.root)
 
 
 def recognise(root: Path) -> list[Family]:

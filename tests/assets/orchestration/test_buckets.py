@@ -62,7 +62,7 @@ def test_from_a_bucket_to_a_bucket(workshop, instance, bucket, s3, downloads):
     assert (raw["raw"].value, raw["episodes"].value, raw["files"].value) == (f"{s3}/raw", 3, 3)
     assert len(raw["streams"].records) == 4
     assert (episodes["folder"].value, episodes["written"].value) == (f"{s3}/lake/episodes", 3)
-    assert episodes["film_strip_episode_000000"].value.startswith("![film strip")
+    assert "film strip of episode_000000" in episodes["film_strips"].value
     assert episodes["quality"].value == f"{s3}/lake/episodes/quality.json"
     assert episodes["expectations"].value == f"{s3}/lake/episodes/quality.html"
     assert config["config"].value == f"{s3}/lake/episodes/config.json"
