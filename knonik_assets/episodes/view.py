@@ -77,6 +77,10 @@ class EpisodesView(ABC):
         """Changes whenever a file of the episode is written."""
 
     @abstractmethod
+    def sizes(self, name: str) -> dict[str, int]:
+        """Bytes of each file of an episode, by name."""
+
+    @abstractmethod
     def episode(self, name: str) -> EpisodeAt:
         """One episode."""
 
@@ -161,6 +165,11 @@ class LocalView(EpisodesView):
                 digest.update(said.encode())
         return digest.hexdigest()
 
+    def sizes(self, name: str) -> dict[str, int]:
+        """See `EpisodesView.sizes`."""
+        path = self._path / name
+        return {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
+
     def episode(self, name: str) -> EpisodeAt:
         """See `EpisodesView.episode`."""
         return _LocalEpisode(self._path / name)
@@ -237,6 +246,10 @@ class RemoteView(EpisodesView):
         """See `EpisodesView.stamp`."""
         said = [f"{file} {one.size} {one.etag or one.modified}" for file, one in self._files(name)]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """See `EpisodesView.sizes`."""
+        return {file: one.size for file, one in self._files(name)}
 
     def episode(self, name: str) -> EpisodeAt:
         """See `EpisodesView.episode`."""

@@ -230,7 +230,7 @@ def _packed(card: DatasetCard, profile: StorageProfile) -> Answers:
 
     if profile not in card.pack:
         return {}
-    dataset = packed.PackedDataset(card.packed_folder(profile).path / "hlp_manifest.json")
+    dataset = packed.PackedDataset(card.packed_folder(profile) / "hlp_manifest.json")
     streams = card.pack[profile].get("streams")
     return {
         "frames_conserved": (

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -22,6 +21,7 @@ from knonik_assets.orchestration.freshness import freshness_policy
 from knonik_assets.orchestration.inputs import ANNOUNCED, input_key
 from knonik_assets.orchestration.show import card_metadata, compression_table, packed_picture, table
 from knonik_assets.quality.finding import size_text
+from knonik_assets.storage import Place
 from knonik_loader.khlp.types import StorageProfile
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
     for name, reason in out.items():
         context.log.warning("%s is left out: %s", name, reason)
     _warn_of_unknown(context, card)
-    before = _generation(card.packed_folder(profile).path)
+    before = _generation(card.packed_folder(profile))
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("always", UserWarning)
@@ -119,7 +119,7 @@ def _pack(context: dg.AssetExecutionContext, card: DatasetCard, profile: Storage
     dataset = PackedDataset(manifest)
     unchanged = before == dataset.manifest.digest()
     keep = card.keep_days
-    collected = [] if keep == "forever" else collect_generations(card.packed_folder(profile).path, keep)
+    collected = [] if keep == "forever" else collect_generations(card.packed_folder(profile), keep)
     for each in collected:
         context.log.info("removed %s", each)
     if unchanged:
@@ -168,7 +168,7 @@ def not_packed(card: DatasetCard, profile: StorageProfile) -> dict[str, str]:
     return {**dict.fromkeys(unasked, "not among the card's pack.episodes"), **said.exclude, **left_out(card)}
 
 
-def _generation(folder: Path) -> str | None:
+def _generation(folder: Place) -> str | None:
     """Digest of the manifest that is there, to see whether anything was packed."""
     from knonik_assets.quality.packed import PackedDataset
     from knonik_loader.errors import FormatError, StorageError

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.reader import list_episodes
+from knonik_assets.episodes.view import LocalView
 from knonik_assets.packing.album import packed_kind
-from knonik_assets.packing.inspect_episodes import look_at_episode, look_at_episodes, look_at_raw
+from knonik_assets.packing.inspect_episodes import look_at_episode, look_at_episodes, look_at_raw, look_at_remote
 from knonik_assets.packing.inspect_packed import look_at_index, look_at_khlp, look_at_manifest
 from knonik_assets.packing.pictures import save_frames, save_sheet
 from knonik_assets.packing.rendering import render
@@ -23,8 +24,8 @@ def inspect_path(path: str | Path, verify: bool = False, episodes: str | Path | 
     """Look at anything that Knonik reads or writes.
 
     Args:
-        path: a ``.khlp`` or ``.khli`` file, a manifest or its folder (these may be URLs), an episode, a folder of
-            episodes, or raw data.
+        path: a ``.khlp`` or ``.khli`` file, a manifest or its folder, an episode, a folder of episodes, or raw data; a
+            path or URL.
         verify: read everything and compare it with its checksums. Raw data has none.
         episodes: folder of the episodes that a packed dataset was made from, to compare pictures with; None: where the
             report beside the dataset says that they were.
@@ -44,16 +45,13 @@ def inspect_path(path: str | Path, verify: bool = False, episodes: str | Path | 
         return look_at_manifest(place, verify, origin)
     if packed == "folder":
         return look_at_manifest(place / MANIFEST_NAME, verify, origin)
-    if place.is_remote and packed != "index":
-        raise ConfigError(
-            f"There is no packed dataset at {place}; of what is at URLs, manifests and .khlp and .khli files can be "
-            "looked at: check the URL, or copy the folder."
-        )
     if not place.is_remote and not place.path.exists():
         raise ConfigError(f"There is no file or folder {place}; check the path.")
     if origin is not None:
         raise ConfigError(f"{place} is no packed dataset, so that there is nothing to compare with {origin}.")
-    return look_at_index(place) if packed == "index" else _look_at_folder(place.path, verify)
+    if packed == "index":
+        return look_at_index(place)
+    return look_at_remote(place, verify) if place.is_remote else _look_at_folder(place.path, verify)
 
 
 def _origin(episodes: str | Path | None) -> Path | None:
@@ -68,6 +66,6 @@ def _origin(episodes: str | Path | None) -> Path | None:
 def _look_at_folder(path: Path, verify: bool) -> Report:
     if (path / METADATA).is_file():
         return look_at_episode(path, verify)
-    if path.is_dir() and (folders := list_episodes(path)):
-        return look_at_episodes(path, folders, verify)
+    if path.is_dir() and list_episodes(path):
+        return look_at_episodes(LocalView(path), verify)
     return look_at_raw(path, verify)

@@ -460,5 +460,5 @@ def test_inspect_looks_at_urls(episodes, s3, tmp_path, scratch):
     damage = inspect_path(manifest, verify=True)["damage"]
     assert f"{out}/hlp_000000.khlp is missing" in damage
     assert any(f"{out}/hlp_000001.khlp: shard" in text for text in damage)
-    with pytest.raises(ConfigError, match=f"There is no packed dataset at {s3}/nothing"):
+    with pytest.raises(ConfigError, match=f"There is no object {s3}/nothing and none below it"):
         inspect_path(f"{s3}/nothing")
