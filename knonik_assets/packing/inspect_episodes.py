@@ -60,7 +60,9 @@ def look_at_remote(place: Place, verify: bool) -> Report:
     with RemoteView(place) as view:
         if view.listed.episodes:
             return look_at_episodes(view, verify)
-        if not (view.listed.halves or view.listed.others or (place.name and ObjectFolder(place.parent).head(place.name))):
+        if not (
+            view.listed.halves or view.listed.others or (place.name and ObjectFolder(place.parent).head(place.name))
+        ):
             raise ConfigError(f"There is no object {place} and none below it; check the URL.")
     return look_at_raw(str(place), verify)
 
