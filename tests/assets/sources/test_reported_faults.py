@@ -1,15 +1,21 @@
 """Faults that people met with other tools and that no other test here provokes; see the tests of each family for more."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 
+import h5py
+import numpy as np
 import pytest
 
+from knonik.ingest import run
+from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base_contract import as_array
+from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import bag_of
-from tests.assets.sources.support import V3, frames, only_episode, source, stream
+from tests.assets.sources.support import V3, frames, jpeg, only_episode, source, stream
 from tests.support.road import tree, write_json
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -86,3 +92,59 @@ def test_the_same_bytes_whatever_the_order_of_sets(tmp_path):
     assert outputs[0] == outputs[1]
     texts = {json.loads(data)["source_id"] for name, data in outputs[0].items() if name.endswith("/metadata.json")}
     assert texts == {"0", "1", "2"}
+
+
+def test_each_dataset_records_the_order_of_its_channels(tmp_path):
+    """Two readers of one project took opposite orders for granted, and neither wrote down which."""
+    pictures = episode_arrays(0, 3)["cam_0"]
+    found = {}
+    for order, stored in (("rgb", pictures), ("bgr", pictures[..., ::-1])):
+        rows = [np.frombuffer(jpeg(np.ascontiguousarray(picture), quality=95), np.uint8) for picture in stored]
+        with h5py.File(tmp_path / f"{order}.hdf5", "w") as file:
+            video = file.create_dataset("observations/images/cam", (3,), h5py.vlen_dtype(np.uint8))
+            for place, row in enumerate(rows):
+                video[place] = row
+        raw = tmp_path / order
+        raw.mkdir()
+        (tmp_path / f"{order}.hdf5").rename(raw / "episode_0.hdf5")
+        config = {"dir_type": "episodic", "data_type": "hdf5", "fps": 30, "preset": {"rgb": {"codec": "jpeg"}}}
+        run(config | {"jpeg_channel_order": order}, raw, tmp_path / f"out_{order}", engine="inline")
+        reader = EpisodeReader(tmp_path / f"out_{order}" / "episode_000000")
+        assert reader.metadata.jpeg_channel_order == order
+        found[order] = np.stack(list(reader.rgb("cam")))
+    assert np.abs(found["rgb"].astype(int) - found["bgr"]).mean() < 4
+    assert [read_stamp(picture) for picture in found["bgr"]] == [(0, 0, t) for t in range(3)]
+
+
+def test_a_file_that_somebody_still_writes(tmp_path):
+    """HDF5 locks files; a reader that may not lock (a read-only disk) must read, one that is locked out must say so."""
+    for number in range(2):
+        with h5py.File(tmp_path / f"episode_{number}.hdf5", "w") as file:
+            file["action"] = np.zeros((4, 2))
+    refs = source(tmp_path, data_type="hdf5").episodes()
+    with (tmp_path / "episode_0.hdf5").open("rb") as held, (tmp_path / "episode_1.hdf5").open("rb") as shared:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(shared, fcntl.LOCK_SH)
+        with pytest.raises(EpisodeError, match=r"episode_0\.hdf5: .*lock"):
+            source(tmp_path, data_type="hdf5").open(refs[0])
+        with source(tmp_path, data_type="hdf5").open(refs[1]) as episode:
+            assert len(episode.numeric(stream(episode, "action"))) == 4
+    with source(tmp_path, data_type="hdf5").open(refs[0]) as episode:
+        assert len(episode.numeric(stream(episode, "action"))) == 4
+
+
+def test_demos_whose_convention_is_turned_are_turned_once(tmp_path):
+    """A set that somebody turned already and that still calls itself upside down is turned only when asked."""
+    pictures = episode_arrays(0, 3)["cam_0"]
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        group = file.create_group("data/demo_0")
+        group["obs/agentview_rgb"], group["actions"] = pictures, np.zeros((3, 7))
+        file["data"].attrs["macros_image_convention"] = "opengl"
+    config = {"dir_type": "hdf5", "fps": 20, "preset": {"rgb": {"codec": "jpeg", "quality": 95}}}
+    run(config, tmp_path / "demos.hdf5", tmp_path / "as_stored", engine="inline")
+    run(config | {"orientation": "flip_vertical"}, tmp_path / "demos.hdf5", tmp_path / "turned", engine="inline")
+    stored, turned = (EpisodeReader(tmp_path / out / "episode_000000") for out in ("as_stored", "turned"))
+    assert (stored.metadata.orientation, turned.metadata.orientation) == ("as_stored", "flip_vertical")
+    name = stored.metadata.rgb_streams[0]
+    assert [read_stamp(picture)[2] for picture in stored.rgb(name)] == [0, 1, 2]
+    assert [read_stamp(picture[::-1])[2] for picture in turned.rgb(name)] == [0, 1, 2]

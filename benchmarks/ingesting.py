@@ -1,0 +1,159 @@
+"""Ingest rate: against a bare PyAV loop that encodes the same frames, and JPEGs that pass against copying their files.
+
+All from the page cache, on all cores, whole calls of ``run()`` into an empty folder: start of the workers, reading,
+checksums, reading back what was written, and fsyncs included. The bare loop encodes frames that are in memory, once as
+RGB (conversion included) and once as YUV (the encoder alone), with the same encoder and options, one thread a stream,
+as many streams at once as there are cores, into files that nobody waits for. The copy is `shutil.copyfile` of the raw
+files, once with an fsync each, as ingest ends on the disk too, and once without.
+``KNONIK_BENCH_CLIPS`` names the recordings, ``KNONIK_BENCH_FOLDER`` where files go.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import av
+import numpy as np
+
+from benchmarks.common import Ratio, alternate, clips_folder
+
+__all__ = ["run"]
+
+FRAMES = 150
+PRESETS: dict[str, Any] = {
+    "medium (vp9)": "medium",
+    "h264": {"rgb": {"codec": "h264", "quality": 20, "gop": 10}},
+}
+
+
+def _raw(root: Path, frames: int | None, *, jpeg: bool) -> tuple[Path, int]:
+    """Recordings of arrays or of JPEG rows; gives their folder and how many frames of all cameras they hold."""
+    import h5py
+    import simplejpeg
+
+    root.mkdir()
+    count = 0
+    for clip in sorted(clips_folder().glob("episode_*.hdf5")):
+        with h5py.File(clip) as source, h5py.File(root / clip.name, "w") as target:
+            target["action"] = source["action"][:frames]
+            for name, camera in source["observations/images"].items():
+                video = camera[:frames]
+                count += len(video)
+                if jpeg:
+                    rows = target.create_dataset(f"cam/{name}", (len(video),), h5py.vlen_dtype(np.uint8))
+                    for place, picture in enumerate(video):
+                        data = simplejpeg.encode_jpeg(picture, quality=90, colorsubsampling="420")
+                        rows[place] = np.frombuffer(data, np.uint8)
+                else:
+                    target.create_dataset(f"cam/{name}", data=video, chunks=(1, *video.shape[1:]))
+    return root, count
+
+
+def _ingest(raw: Path, out: Path, preset: Any) -> float:
+    from knonik_assets.ingest import run as ingest
+
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    report = ingest({"dir_type": "episodic", "data_type": "hdf5", "fps": 30, "preset": preset}, raw, out)
+    seconds = time.perf_counter() - began
+    assert report.ok
+    return seconds
+
+
+def _streams(raw: Path) -> list[np.ndarray]:
+    import h5py
+
+    found = []
+    for path in sorted(raw.glob("*.hdf5")):
+        with h5py.File(path) as file:
+            found += [camera[:] for camera in file["cam"].values()]
+    return found
+
+
+def _bare(streams: list[np.ndarray], folder: Path, preset: Any, *, converted: bool) -> float:
+    """Seconds of the loop alone; ``converted`` frames are YUV before it begins."""
+    from knonik_assets.configs.presets import resolve_preset
+    from knonik_assets.episodes.video_sinks import EncoderSink
+
+    rgb = resolve_preset(preset, None, "benchmark").rgb
+    frames: list[list[av.VideoFrame]] = [
+        [av.VideoFrame.from_ndarray(picture, format="rgb24") for picture in video] for video in streams
+    ]
+    if converted:
+        frames = [[frame.reformat(format="yuv420p") for frame in video] for video in frames]
+
+    def encode(place: int) -> None:
+        # the writer's own stream, so that the settings are the same, but none of what it does around the encoder
+        suffix = "webm" if rgb.codec in ("vp9", "av1") else "mkv"
+        sink = EncoderSink(folder / f"{place}.{suffix}", streams[place].shape[1:3], rgb.codec, rgb, 30.0)
+        stream, container = sink._stream, sink._container
+        for index, frame in enumerate(frames[place]):
+            picture = frame if converted else frame.reformat(format="yuv420p")
+            picture.pts, picture.time_base = round(index * 1000 / 30), stream.codec_context.time_base
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+        container.close()
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(encode, range(len(streams))))
+    return time.perf_counter() - began
+
+
+def _copy(raw: Path, out: Path, *, durable: bool) -> float:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    began = time.perf_counter()
+    for path in sorted(raw.glob("*.hdf5")):
+        shutil.copyfile(path, out / path.name)
+        if durable:
+            with (out / path.name).open("rb+") as file:
+                os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+def run() -> list[Ratio]:
+    """Encoding, then JPEGs that pass."""
+    with TemporaryDirectory(dir=os.environ.get("KNONIK_BENCH_FOLDER")) as folder:
+        return [*_encoding(Path(folder)), *_passing(Path(folder))]
+
+
+def _encoding(root: Path) -> list[Ratio]:
+    raw, count = _raw(root / "raw", FRAMES, jpeg=False)
+    streams = _streams(raw)
+    (root / "bare").mkdir()
+    rows = []
+    for name, preset in PRESETS.items():
+        ours, rgb, yuv = alternate(
+            1,
+            lambda preset=preset: _ingest(raw, root / "out", preset),
+            lambda preset=preset: _bare(streams, root / "bare", preset, converted=False),
+            lambda preset=preset: _bare(streams, root / "bare", preset, converted=True),
+        )
+        detail = f"{count / ours:.0f} frames/s; {count} frames of 480x640"
+        rows.append(Ratio(f"ingest, {name}", "bare PyAV loop from RGB", rgb / ours, ">= 0.80", detail))
+        rows.append(Ratio(f"ingest, {name}", "bare encoder, YUV ready", yuv / ours, "reported", ""))
+    shutil.rmtree(root / "raw")
+    return rows
+
+
+def _passing(root: Path) -> list[Ratio]:
+    raw, count = _raw(root / "jpegs", None, jpeg=True)
+    size = sum(path.stat().st_size for path in raw.glob("*.hdf5"))
+    ours, durable, loose = alternate(
+        3,
+        lambda: _ingest(raw, root / "out", {"rgb": {"codec": "jpeg"}}),
+        lambda: _copy(raw, root / "copy", durable=True),
+        lambda: _copy(raw, root / "copy", durable=False),
+    )
+    detail = f"{size / ours / 1e6:.0f} MB/s, {count / ours:.0f} frames/s"
+    return [
+        Ratio("ingest, JPEGs pass", "copy with fsync", durable / ours, ">= 0.50", detail),
+        Ratio("ingest, JPEGs pass", "copy without fsync", loose / ours, "reported", f"{size / loose / 1e6:.0f} MB/s"),
+    ]
