@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.holding import Holding, hold
 from knonik_assets.ingesting.progress import FrameCount, Progress, clear_counts, progress_folder
 from knonik_assets.packing import existing, fidelity
+from knonik_assets.packing.checksums import PictureCheck
 from knonik_assets.packing.episodes import Episodes
 from knonik_assets.packing.existing import REPORT
 from knonik_assets.packing.plan import FilePlan, PackPlan, reencodes
@@ -25,7 +26,7 @@ from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
 from knonik_assets.packing.work import each, write_files
 from knonik_assets.storage import Lease, Place, Scratch, files
-from knonik_loader.errors import PackError, StorageError
+from knonik_loader.errors import EpisodeError, PackError, StorageError
 from knonik_loader.khlp.manifest import Manifest
 
 __all__ = ["PackRun"]
@@ -33,11 +34,11 @@ __all__ = ["PackRun"]
 _FEW_BYTES = 1 << 30
 
 
-def _write_counted(task: FileTask, counts: Path) -> FileResult:
+def _write_counted(task: FileTask, counts: Path, verified: Callable[[], None] = lambda: None) -> FileResult:
     """What a worker does: write a file and say now and then how far it is."""
     count = FrameCount(counts / Path(task.name).stem, sum(shard.frames for shard in task.shards))
     try:
-        return write_file(task, count.add)
+        return write_file(task, count.add, verified)
     finally:
         count.close()
 
@@ -74,6 +75,9 @@ class PackRun:
         self.engine, self.workers, self.ray_options, self.progress = engine, workers, ray_options, progress
         self.overwrite = overwrite
         self.scratch = Scratch() if source.is_remote or out.is_remote else None
+        local = engine == "inline" or (engine == "processes" and (plan.copied_bytes or 0) < _FEW_BYTES)
+        self.copies = plan.copied_bytes is not None and self.scratch is None and local
+        """This process writes the files itself, of pictures on its disks that pass."""
         self.current: existing.Standing | None = None
         self.warnings: list[str] = list(plan.warnings)
 
@@ -104,13 +108,14 @@ class PackRun:
             EpisodeError, PackError, StorageError: see `knonik_assets.pack.pack`.
         """
         reading = Staging(self.source, self.out, self.out, self.scratch)
-        found = survey(reading, self.plan)
-        self.warnings += found.warnings
-        with hold(self.out) as holding:
-            # another run may have been here while the episodes were read
-            return self.unchanged() or self._write(found, began, holding)
+        with PictureCheck(self.source.path, self.plan) if self.copies else nullcontext() as pictures:
+            found = survey(reading, self.plan, pictures=pictures is None)
+            self.warnings += found.warnings
+            with hold(self.out) as holding:
+                # another run may have been here while the episodes were read
+                return self.unchanged() or self._write(found, pictures, began, holding)
 
-    def _write(self, found: Survey, began: float, holding: Holding) -> Manifest:
+    def _write(self, found: Survey, pictures: PictureCheck | None, began: float, holding: Holding) -> Manifest:
         generation = self._generation(holding)
         folder = existing.folder_of(self.out, generation)
         if not folder.is_remote:
@@ -120,7 +125,7 @@ class PackRun:
         self._clear(folder, generation)
         with self._counts() as counts:
             try:
-                return self._write_generation(generation, found, began, holding, counts)
+                return self._write_generation(generation, found, pictures, began, holding, counts)
             except BaseException:
                 with suppress(StorageError):  # what stopped the run is what to hear of
                     existing.sweep([self.out, folder])
@@ -148,15 +153,20 @@ class PackRun:
             clear_counts(self.out.path)
 
     def _write_generation(
-        self, generation: int, found: Survey, began: float, holding: Holding, counts: Path
+        self,
+        generation: int,
+        found: Survey,
+        pictures: PictureCheck | None,
+        began: float,
+        holding: Holding,
+        counts: Path,
     ) -> Manifest:
         folder = existing.folder_of(self.out, generation)
         holder = holding.id if isinstance(holding, Lease) else ""
         staging = Staging(self.source, self.out, folder, self.scratch, holder)
         started = time.monotonic()
         with self._engine() as engine:
-            tasks = [self._task(file, staging) for file in self.plan.files]
-            results = write_files(engine, tasks, partial(_write_counted, counts=counts), self.progress, counts)
+            results = self._write_files(engine, staging, pictures, counts)
             self.episodes.check_unchanged(self.plan.episodes)
             written = time.monotonic()
             samples = fidelity.tasks(self.plan, staging)
@@ -180,6 +190,22 @@ class PackRun:
             clear_counts(self.out.path)
         publish(self.out, manifest, index, self.current.info if self.current is not None else None)
         return manifest
+
+    def _write_files(
+        self, engine: Engine, staging: Staging, pictures: PictureCheck | None, counts: Path
+    ) -> list[FileResult]:
+        """Write the files of a generation; none has its name before its episodes were found whole."""
+        tasks = [self._task(file, staging) for file in self.plan.files]
+        write = partial(_write_counted, counts=counts)
+        if pictures is None:
+            return write_files(engine, tasks, write, self.progress, counts)
+        try:
+            results = write_files(engine, tasks, partial(write, verified=pictures.wait), self.progress, counts)
+        except (EpisodeError, PackError):
+            pictures.wait()  # damage is what to hear of first, not what became of it
+            raise
+        pictures.wait()
+        return results
 
     def _clear(self, folder: Place, generation: int) -> None:
         """Make room where a killed run with other options left files that no current manifest names."""
@@ -225,7 +251,8 @@ class PackRun:
 
     def _engine(self) -> Engine:
         """Where the work runs: as asked, but what only copies a little is done before a process has started."""
-        if self.engine == "processes" and self.plan.copied_bytes is not None and self.plan.copied_bytes < _FEW_BYTES:
+        few = self.plan.copied_bytes is not None and self.plan.copied_bytes < _FEW_BYTES
+        if self.copies or (self.engine == "processes" and few):
             return Engine("inline")
         return Engine(self.engine, self.workers, self.ray_options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from knonik_assets.episodes.storing import storage_errors
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["NumericStream", "read_array", "write_array"]
+
+_ZSTD = numcodecs.Zstd()
 
 
 class NumericStream:
@@ -113,9 +117,35 @@ def read_array(path: Path, shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
     """
     try:
         with storage_errors("read", path):
-            values = np.asarray(zarr.open_array(str(path), mode="r")[...])
+            values = _read_plain(path)
+            if values is None:
+                values = np.asarray(zarr.open_array(str(path), mode="r")[...])
     except (ValueError, KeyError, RuntimeError, FileNotFoundError) as error:
         raise EpisodeError(f"{path} is missing or damaged: {error}") from error
     if len(values.shape) != len(shape) or any(b not in (None, a) for a, b in zip(values.shape, shape, strict=True)):
         raise EpisodeError(f"{path}: wanted shape {shape}, found {values.shape}")
     return values
+
+
+def _read_plain(path: Path) -> npt.NDArray[Any] | None:
+    """An array as `write_array` lays it out, without the two milliseconds that opening one with zarr takes.
+
+    Returns:
+        None for what is laid out otherwise, lacks a chunk or is damaged, which zarr is to read or to refuse.
+    """
+    try:
+        text = json.loads((path / ".zarray").read_bytes())
+        shape, chunks, dtype = tuple(text["shape"]), tuple(text["chunks"]), np.dtype(text["dtype"])
+        layout = (text["zarr_format"], text["order"], text["filters"], text.get("dimension_separator", "."))
+        plain = layout == (2, "C", None, ".") and text["compressor"]["id"] == "zstd" and dtype.kind in "fiu"
+        if not plain or chunks[1:] != tuple(max(1, size) for size in shape[1:]) or 0 in shape:
+            return None
+        rows = [
+            np.frombuffer(_ZSTD.decode((path / ".".join([str(number), *"0" * (len(shape) - 1)])).read_bytes()), dtype)
+            for number in range(-(-shape[0] // chunks[0]))
+        ]
+        if any(block.size != math.prod(chunks) for block in rows):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        return None
+    return np.concatenate(rows).reshape(-1, *shape[1:])[: shape[0]]

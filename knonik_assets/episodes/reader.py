@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ class EpisodeReader:
         if self.rgb_info(name).codec != "jpeg":
             return None
         start, stop = self._range(start, stop)
+        if name not in self._tables and 0 == start < stop == self.length:
+            return video_read.whole_jpegs(self._video(name), self.length, partial(self._tables.__setitem__, name))
         path, table = self._table(name)
         return video_read.jpegs(path, table, start, stop)
 
@@ -196,9 +199,12 @@ class EpisodeReader:
             raise EpisodeError(f"frames {start} to {stop} are not within the {self.length} frames of {self.path}")
         return start, stop
 
+    def _video(self, name: str) -> Path:
+        return self.path / f"rgb_{name}{suffix(self.rgb_info(name).codec)}"
+
     def _table(self, name: str) -> tuple[Path, PacketTable]:
         """A colour stream's file and its packets, read once."""
-        path = self.path / f"rgb_{name}{suffix(self.rgb_info(name).codec)}"
+        path = self._video(name)
         if name not in self._tables:
             table = scan(path)
             if len(table.pts) != self.length:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import av
 import av.bitstream
 import av.error
 import av.video.stream
+import numpy as np
 
 from knonik_assets.episodes.video import PacketTable, media_errors
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["frames", "jpegs", "packets"]
+__all__ = ["frames", "jpegs", "packets", "whole_jpegs"]
 
 
 def frames(path: Path, table: PacketTable, start: int, stop: int, threads: int = 1) -> Iterator[av.VideoFrame]:
@@ -68,6 +69,38 @@ def jpegs(path: Path, table: PacketTable, start: int, stop: int) -> Iterator[byt
             if rank == stop:
                 return
     raise EpisodeError(f"{path} ends at frame {rank}, wanted {stop}")
+
+
+def whole_jpegs(path: Path, length: int, found: Callable[[PacketTable], None]) -> Iterator[bytes]:
+    """The stored bytes of every frame of a file whose packets are pictures, which is read once only.
+
+    Args:
+        path: the file.
+        length: frames it holds.
+        found: is handed the table of packets before the last frame comes.
+
+    Raises:
+        EpisodeError: the file is damaged, or holds another number of frames.
+        StorageError: the file cannot be read.
+    """
+    times: list[int] = []
+    held = b""
+    with media_errors("read", path, f"after frame {len(times)}"), av.open(str(path)) as container:
+        if len(container.streams.video) != 1:
+            raise EpisodeError(f"{path} holds {len(container.streams.video)} video streams instead of one")
+        for packet in container.demux(container.streams.video[0]):
+            if packet.size == 0:
+                continue  # the end of the file is told by an empty packet
+            if packet.pts is None or (times and packet.pts <= times[-1]):
+                raise EpisodeError(f"{path}: packet {len(times)} has no presentation time of its own")
+            if times:
+                yield held
+            times.append(packet.pts)
+            held = bytes(packet)
+    if len(times) != length:
+        raise EpisodeError(f"{path} holds {len(times)} frames instead of {length}; ingest it again")
+    found(PacketTable(np.array(times, np.int64), np.ones(length, bool)))
+    yield held
 
 
 def packets(path: Path, table: PacketTable, start: int, stop: int) -> list[tuple[bytes, bool]] | None:

@@ -22,6 +22,7 @@ __all__ = [
     "EpisodeFacts",
     "StreamFacts",
     "annotated",
+    "check_file",
     "check_files",
     "choose_episodes",
     "kept_reader",
@@ -192,19 +193,27 @@ def check_files(reader: EpisodeReader, begin: tuple[str, ...]) -> None:
         EpisodeError: one differs.
         StorageError: one cannot be read.
     """
-    names = [name for name in reader.metadata.files if name.startswith(begin)]
+    wanted = [(name, entry.sha256) for name, entry in reader.metadata.files.items() if name.startswith(begin)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing lets go of the interpreter
-        for name, digest in zip(names, pool.map(_digest, [reader.path / name for name in names]), strict=True):
-            if digest != reader.metadata.files[name].sha256:
-                raise EpisodeError(
-                    f"{reader.path / name} differs from the checksum it was written with; remove the episode and "
-                    f"ingest it again, or leave it out with --exclude {reader.path.name}."
-                )
+        for check in [pool.submit(check_file, reader.path, *file) for file in wanted]:
+            check.result()
 
 
-def _digest(path: Path) -> str:
+def check_file(episode: Path, name: str, sha256: str) -> None:
+    """Compare one file of an episode with its checksum.
+
+    Raises:
+        EpisodeError: it differs.
+        StorageError: it cannot be read.
+    """
+    path = episode / name
     with storage_errors("read", path):
-        return digest_file(path)[1]
+        found = digest_file(path)[1]
+    if found != sha256:
+        raise EpisodeError(
+            f"{path} differs from the checksum it was written with; remove the episode and ingest it again, or leave "
+            f"it out with --exclude {episode.name}."
+        )
 
 
 def _shard_size_hint(metadata: EpisodeMetadata) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.packing.frames import rgb_frames
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.staging import Desk, Staging
-from knonik_assets.packing.stored import open_packed
+from knonik_assets.packing.stored import PackedFile, open_packed
 from knonik_loader.errors import DecodeError, EpisodeError
 from knonik_loader.khlp.types import StreamInfo
 
@@ -105,19 +106,30 @@ def compare(task: FidelityTask) -> dict[str, float]:
 
 def _compare(task: FidelityTask, reader: EpisodeReader) -> dict[str, float]:
     errors: dict[str, list[float]] = {stream.key: [] for stream in task.streams}
-    for sample in task.samples:
-        with open_packed(task.staging.folder / sample.file) as packed:
+    with ExitStack() as stack:
+        folder, names = task.staging.folder, {sample.file for sample in task.samples}
+        packed = {name: stack.enter_context(open_packed(folder / name)) for name in names}
+        for sample in task.samples:
             for stream in task.streams:
                 try:
-                    original = next(rgb_frames(reader, stream, sample.frame, sample.frame + 1))
-                    decoded = packed.frames(sample.shard, stream, [sample.row])[sample.row]
+                    errors[stream.key].append(_error(reader, packed[sample.file], stream, sample))
                 except (DecodeError, EpisodeError) as error:
                     raise EpisodeError(
                         f"{reader.path}, frame {sample.frame}: {str(error).rstrip('.')}; mend the episode, or leave it "
                         f"out with --exclude {reader.path.name}."
                     ) from error
-                errors[stream.key].append(_luma_error(original, decoded))
     return {key: _decibel(sum(found) / len(found)) for key, found in errors.items()}
+
+
+def _error(reader: EpisodeReader, packed: PackedFile, stream: StreamInfo, sample: Sample) -> float:
+    """Mean squared difference of one sample's luma."""
+    decoded = packed.frames(sample.shard, stream, [sample.row])[sample.row]
+    start, stop = sample.frame, sample.frame + 1
+    if stream.codec == "kimg":
+        stored = next(reader.rgb_jpegs(stream.name, start, stop) or iter(()), None)
+        if stored is not None and stored == packed.payload(sample.shard, stream, sample.row):
+            return 0.0  # one picture, which decodes to the stream's size
+    return _luma_error(next(rgb_frames(reader, stream, start, stop)), decoded)
 
 
 def luma_psnr(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8]) -> float:

@@ -45,15 +45,20 @@ class PackedFile:
         codec = make_codec(stream)
         out = {row: np.empty(stream.shape, stream.dtype) for row in rows}
         if stream.kind == "numeric":
-            codec.decode({0: memoryview(self._payload(shard, stream, 0))}, rows, out)
+            codec.decode({0: memoryview(self.payload(shard, stream, 0))}, rows, out)
             return out
         for group in closure(table, dependency_of(stream.codec), rows):
-            records = {int(row): memoryview(self._payload(shard, stream, int(row))) for row in group.rows}
+            records = {int(row): memoryview(self.payload(shard, stream, int(row))) for row in group.rows}
             wanted = [int(row) for row in group.wanted]
             codec.decode(records, wanted, {row: out[row] for row in wanted})
         return out
 
-    def _payload(self, shard: int, stream: StreamInfo, row: int) -> bytes:
+    def payload(self, shard: int, stream: StreamInfo, row: int) -> bytes:
+        """The checked bytes of one record.
+
+        Raises:
+            ChecksumError: they are damaged.
+        """
         table = self.index.records(shard, stream.stream_id)
         size = int(table.sizes[row])
         data = self.read(int(table.offsets[row]), size)

@@ -35,10 +35,11 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(staging: Staging, plan: PackPlan) -> Survey:
+def survey(staging: Staging, plan: PackPlan, *, pictures: bool = True) -> Survey:
     """Check every episode's files, and read its clock and the numeric streams that count for the statistics.
 
-    Of episodes at a URL the other streams are fetched, and checked, when they are packed.
+    Of episodes at a URL the other streams are fetched, and checked, when they are packed; without ``pictures``, others
+    are left to `knonik_assets.packing.checksums.PictureCheck`.
 
     Raises:
         EpisodeError: an episode's clock runs backwards or is not finite, its rows are not what was planned, or a
@@ -53,7 +54,7 @@ def survey(staging: Staging, plan: PackPlan) -> Survey:
         def read(desk: Desk, row: int = row, episode: EpisodeFacts = episode) -> None:
             with desk.episode(episode.episode_id, episode.digest, numeric) as reader:
                 if not staging.source.is_remote:
-                    check_files(reader, packed_files(plan.streams))
+                    check_files(reader, packed_files(plan.streams if pictures else numeric))
                 found.add(row, reader, numeric)
 
         staging.work(episode.episode_id, read)

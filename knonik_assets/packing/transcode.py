@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -79,12 +81,15 @@ class FileResult:
     """Of the object that it became; empty on a local disk."""
 
 
-def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> FileResult:
+def write_file(
+    task: FileTask, done: Callable[[int], None] = lambda _: None, verified: Callable[[], None] = lambda: None
+) -> FileResult:
     """Write one file, or check and keep the one that a killed run left.
 
     Args:
         task: what to write.
         done: is told of so many more frames.
+        verified: returns when the episodes were found whole, or raises: only then the file gets its name.
 
     Raises:
         EpisodeError: an episode is damaged.
@@ -96,11 +101,18 @@ def write_file(task: FileTask, done: Callable[[int], None] = lambda _: None) -> 
         return stored
 
     def write(desk: Desk) -> FileResult:
-        shards = _encoded(task, desk, done)
+        if task.profile != "training_fast":
+            return assemble(task, desk, _verified(_encoded(task, desk, done), verified))
         # Reading JPEGs that pass takes about as long as writing them; encoding takes longer than either.
-        return assemble(task, desk, one_ahead(shards) if task.profile == "training_fast" else shards)
+        with ThreadPoolExecutor(os.cpu_count() or 1, "streams") as pool:
+            return assemble(task, desk, one_ahead(_verified(_encoded(task, desk, done, pool), verified)))
 
     return task.staging.work(task.name, write)
+
+
+def _verified(shards: Iterator[ShardInput], verified: Callable[[], None]) -> Iterator[ShardInput]:
+    yield from shards
+    verified()
 
 
 def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -163,11 +175,14 @@ def encode_shard(task: FileTask) -> ShardInput:
     return task.staging.work(task.name, encode)
 
 
-def _encoded(task: FileTask, desk: Desk, done: Callable[[int], None]) -> Iterator[ShardInput]:
+def _encoded(
+    task: FileTask, desk: Desk, done: Callable[[int], None], pool: Executor | None = None
+) -> Iterator[ShardInput]:
+    """The shards of a task, the streams of each one after the other or side by side on a pool."""
     codecs = [make_codec(stream) for stream in task.streams]
     for shards in _by_episode(task.shards):
         with desk.episode(shards[0].episode_id, shards[0].digest, task.streams) as reader:
-            yield from _of_episode(task, codecs, reader, shards, done)
+            yield from _of_episode(task, codecs, reader, shards, done, pool)
 
 
 def _of_episode(
@@ -176,15 +191,18 @@ def _of_episode(
     reader: EpisodeReader,
     shards: Sequence[TaskShard],
     done: Callable[[int], None],
+    pool: Executor | None,
 ) -> Iterator[ShardInput]:
     times = reader.frame_time()
     spans = [(shard.first_frame, shard.first_frame + shard.frames) for shard in shards]
     feeds = [FrameFeed(reader, stream, spans, reencode=task.reencode) for stream in task.streams]
     for shard, (start, stop) in zip(shards, spans, strict=True):
         records: dict[int, Sequence[Record]] = {}
-        for stream, codec, feed in zip(task.streams, codecs, feeds, strict=True):
+        works = [partial(feed.records, codec, start, stop) for codec, feed in zip(codecs, feeds, strict=True)]
+        running = [work if pool is None else pool.submit(work).result for work in works]
+        for stream, finish in zip(task.streams, running, strict=True):
             try:
-                records[stream.stream_id] = feed.records(codec, start, stop)
+                records[stream.stream_id] = finish()
             except (EpisodeError, PackError) as error:
                 raise EpisodeError(
                     f"{reader.path}, frames {start} to {stop - 1}: {str(error).rstrip('.')}; "

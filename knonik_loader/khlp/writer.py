@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,12 @@ __all__ = ["PARTIAL_SUFFIX", "HlpSummary", "HlpWriter", "ShardInput", "atomic_fi
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of a file that is being written; one that is left over belongs to a run that died."""
 
-_BUFFER = 1 << 20
-"""Bytes of one write to the disk: page caches take large ones at twice the rate of single pictures."""
+_BLOCK = 1 << 20
+"""Bytes that are checksummed and written at once, outside of the interpreter: many small calls would each wait for it
+where other threads prepare what comes next; and page caches take large writes at twice the rate of single pictures."""
+
+_FLUSH = 32 << 20
+"""Bytes behind which the disk begins to write what the page cache has, while more is being added."""
 SHARD_ALIGN = 64
 MAX_U32 = 0xFFFF_FFFF
 MAX_TEXT = 0xFFFF
@@ -104,6 +109,8 @@ class HlpWriter:
         self._schema = Schema(profile, tuple(streams), hlp_id)
         self._position = 0
         self._crc = 0
+        self._pending: list[bytes | memoryview] = []
+        self._pending_bytes = 0
         self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
         self._shards: list[tuple[int, int, int, int, int]] = []
         self._times: list[npt.NDArray[np.float64]] = []
@@ -111,6 +118,12 @@ class HlpWriter:
         self._bases: list[list[int]] = [[] for _ in streams]
         self._rows: list[list[tuple[int, int, int, int]]] = [[] for _ in streams]
         self._append(build_header(KHLP, hlp_id))
+        self._drain()
+
+    @property
+    def position(self) -> int:
+        """Bytes appended so far."""
+        return self._position
 
     def add_shard(
         self,
@@ -153,6 +166,7 @@ class HlpWriter:
                 self._rows[stream.stream_id].append((len(record.data), crc32c(record.data), record.key_back, flags))
                 self._append(record.data)
         self._pad(ALIGN)
+        self._drain()  # the records are the caller's memory
         self._shards.append((start, self._position - start, episode, first_frame, len(times)))
         self._times.append(times)
 
@@ -178,12 +192,22 @@ class HlpWriter:
             sections.append(Section(FIDX, data, len(rows), stream.stream_id))
         metadata_offset = self._position
         self._append(build_tail(KHLP, sections, metadata_offset, self._schema.hlp_id))
+        self._drain()
         return HlpSummary(self._position, self._crc, len(self._shards), metadata_offset, len(times))
 
     def _append(self, data: bytes | memoryview) -> None:
-        self._crc = crc32c(data, self._crc)
         self._position += len(data)
-        rest = memoryview(data)
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= _BLOCK:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Hand what was appended to the sink."""
+        block = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        self._crc = crc32c(block, self._crc)
+        rest = memoryview(block)
         while len(rest):
             # an unbuffered sink, such as a pipe, may take a part only
             written = self._sink.write(rest)
@@ -252,7 +276,7 @@ def write_hlp(
         PackError: ``path`` exists, or the shards cannot be written as asked.
         StorageError: the disk or its permissions stand in the way.
     """
-    with atomic_file(path) as (sink, partial):
+    with atomic_file(path) as (sink, partial), _FlushBehind(sink) as flush:
         writer = HlpWriter(sink, profile=profile, streams=streams, hlp_id=hlp_id)
         for shard in shards:
             writer.add_shard(
@@ -263,11 +287,49 @@ def write_hlp(
                 times=shard.times,
                 records=shard.records,
             )
+            flush.reached(writer.position)
         summary = writer.finish()
-        sink.flush()
-        os.fsync(sink.fileno())
+        flush.finish()
         _reopen(partial, summary, hlp_id)
     return summary
+
+
+class _FlushBehind:
+    """Lets the disk write while more is being prepared: at the end there is little left to wait for.
+
+    Raises:
+        OSError: what the disk says, from whichever call learns of it: the kernel tells a failed write only once.
+    """
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._pool = ThreadPoolExecutor(1, "flush-behind")
+        self._flushing: Future[None] | None = None
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def reached(self, position: int) -> None:
+        """So many bytes were written."""
+        if position - self._asked >= _FLUSH and (self._flushing is None or self._flushing.done()):
+            self._wait()
+            self._asked = position
+            self._flushing = self._pool.submit(os.fdatasync, self._sink.fileno())
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk."""
+        self._wait()
+        self._sink.flush()
+        os.fsync(self._sink.fileno())
+
+    def _wait(self) -> None:
+        if self._flushing is not None:
+            self._flushing.result()
+            self._flushing = None
 
 
 @contextmanager
@@ -285,7 +347,7 @@ def atomic_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
     try:
         if path.exists():
             raise PackError(f"{path} exists, and packed files are never replaced; choose another directory")
-        with partial.open("xb", buffering=_BUFFER) as sink:
+        with partial.open("xb", buffering=_BLOCK) as sink:
             yield sink, partial
             sink.flush()
             os.fsync(sink.fileno())

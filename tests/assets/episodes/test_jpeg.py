@@ -8,6 +8,8 @@ import simplejpeg
 from PIL import Image
 
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.episodes.video import scan
+from knonik_assets.episodes.video_read import whole_jpegs
 from knonik_assets.sources.base import EncodedImage
 from knonik_loader.errors import EpisodeError
 from tests.assets.episodes.support import open_writer
@@ -144,3 +146,26 @@ def test_a_jpeg_that_would_not_decode_is_refused(tmp_path):
         with pytest.raises(EpisodeError, match=r"'rgb_cam', frame 1.*damaged"):
             writer.rgb("cam", EncodedImage(damaged, "jpeg"))
         writer.abort()
+
+
+def test_one_pass_over_a_whole_file_finds_what_two_find(tmp_path):
+    pictures = episode_arrays(4, 9, 1, 96, 112)["cam_0"]
+    stored = [encode(picture) for picture in pictures]
+    with open_writer(tmp_path, rgb={"codec": "jpeg"}) as writer:
+        writer.add_rgb("cam")
+        for data in stored:
+            writer.rgb("cam", EncodedImage(data, "jpeg"))
+        writer.commit()
+    path = tmp_path / "episode_000000" / "rgb_cam.mkv"
+    tables = []
+    assert list(whole_jpegs(path, 9, tables.append)) == stored
+    (table,) = tables
+    scanned = scan(path)
+    np.testing.assert_array_equal(table.pts, scanned.pts)
+    np.testing.assert_array_equal(table.is_key, scanned.is_key)
+    for length in (8, 10):
+        with pytest.raises(EpisodeError, match=rf"holds 9 frames instead of {length}"):
+            list(whole_jpegs(path, length, tables.append))
+    assert len(tables) == 1
+    reader = EpisodeReader(path.parent)
+    assert list(reader.rgb_jpegs("cam")) == list(reader.rgb_jpegs("cam")) == stored

@@ -5,7 +5,8 @@ import pytest
 import yaml
 import zarr
 
-from knonik_assets.configs.presets import Preset
+from knonik_assets.configs.presets import NumericPreset, Preset
+from knonik_assets.episodes import numeric
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base import Language
 from knonik_loader.errors import EpisodeError
@@ -144,3 +145,34 @@ def test_damaged_annotations_are_an_episode_error(tmp_path, content):
     path.write_text(content)
     with pytest.raises(EpisodeError, match="is damaged"):
         EpisodeReader(tmp_path / "episode_000000").language()
+
+
+@pytest.mark.parametrize("shape", [(7,), (10, 3), (11, 3), (1, 1), (25, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_arrays_are_read_without_zarr_as_zarr_reads_them(tmp_path, shape, dtype, monkeypatch):
+    values = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    values.flat[0] = np.nan
+    numeric.write_array(tmp_path / "a", values, NumericPreset(chunk_len=5))
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[...], values)
+    monkeypatch.setattr(numeric.zarr, "open_array", None)
+    found = numeric.read_array(tmp_path / "a", shape)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"zarr_format": 3},
+        {"zarr_format": 2, "compressors": None},
+        {"zarr_format": 2, "order": "F"},
+        {"zarr_format": 2, "chunks": (4, 2)},
+        {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    ],
+)
+def test_arrays_of_another_layout_are_read_by_zarr(tmp_path, options):
+    values = np.arange(33, dtype=np.float32).reshape(11, 3)
+    settings = {"chunks": (5, 3)} | options
+    array = zarr.create_array(str(tmp_path / "a"), shape=values.shape, dtype=values.dtype, **settings)
+    array[...] = values
+    np.testing.assert_array_equal(numeric.read_array(tmp_path / "a", (11, 3)), values)

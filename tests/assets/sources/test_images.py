@@ -9,6 +9,8 @@ from PIL import Image
 
 from knonik_assets.sources.base import EncodedImage
 from knonik_assets.sources.images import (
+    _MARKER_IN_SCAN,
+    _scan_reaches,
     cut_encoded,
     decode_depth,
     decode_image,
@@ -203,3 +205,15 @@ def test_damaged_jpegs_are_named(picture):
         decode_image(EncodedImage(data[: len(data) // 2], "jpeg"), "row 9")
     with pytest.raises(EpisodeError, match="row 9"):
         decode_image(EncodedImage(data[:20], "jpeg"), "row 9")
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_the_first_marker_of_a_scan_is_found_whatever_is_before_it(at):
+    rng = np.random.default_rng(at)
+    for size in (0, 1, 2, 3, 400):
+        for _ in range(50):
+            data = rng.choice([0x00, 0x42, 0xD0, 0xD7, 0xD8, 0xD9, 0xFF], size + at, p=[0.3, 0.4] + [0.02] * 4 + [0.22])
+            scan = data.astype(np.uint8).tobytes()
+            found, reached = _MARKER_IN_SCAN.search(scan, at), _scan_reaches(scan, at)
+            again = _MARKER_IN_SCAN.search(scan, reached)
+            assert (found and found.span()) == (again and again.span())

@@ -427,3 +427,30 @@ def test_another_process_writes_the_same_bytes(profile):
         )
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+def test_files_are_flushed_while_they_are_written(tmp_path, monkeypatch):
+    flushed, real = [], os.fdatasync
+    monkeypatch.setattr(writer_module, "_FLUSH", 1000)
+    monkeypatch.setattr(writer_module.os, "fdatasync", lambda handle: (real(handle), flushed.append(handle)))
+    shards = [numeric_shard(first=first, frames=500) for first in range(0, 5000, 500)]
+    summary = make(tmp_path / "a.khlp", shards)
+    assert flushed
+    data = (tmp_path / "a.khlp").read_bytes()
+    assert (summary.bytes, summary.crc32c) == (len(data), crc32c(data))
+    monkeypatch.undo()
+    make(tmp_path / "b.khlp", shards)
+    assert (tmp_path / "b.khlp").read_bytes() == data
+
+
+def test_a_flush_that_fails_in_between_is_an_error(tmp_path, monkeypatch):
+    """The kernel tells of a failed write once: the fsync at the end would succeed."""
+
+    def fails(_handle):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(writer_module, "_FLUSH", 1000)
+    monkeypatch.setattr(writer_module.os, "fdatasync", fails)
+    with pytest.raises(StorageError, match=r"cannot write .*a\.khlp"):
+        make(tmp_path / "a.khlp", [numeric_shard(first=first, frames=500) for first in range(0, 5000, 500)])
+    assert list(tmp_path.iterdir()) == []
