@@ -71,7 +71,7 @@ def test_shards_of_a_killed_run_are_kept_by_files(episodes, tmp_path):
 
 
 def test_a_damaged_frame_stops_every_engine_alike_and_leaves_nothing_half_written(episodes, tmp_path, monkeypatch):
-    monkeypatch.setattr("knonik_assets.pack_run.survey", lambda *_: SimpleNamespace(warnings=()))
+    monkeypatch.setattr("knonik_assets.pack_run.survey", lambda *_, **__: SimpleNamespace(warnings=()))
     copy = tmp_path / "episodes"
     shutil.copytree(episodes, copy)
     video = copy / "episode_000001" / "rgb_cam_0.webm"
