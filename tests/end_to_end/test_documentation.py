@@ -93,7 +93,7 @@ def split_make(script):
     return makes, "\n".join(rest)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/training.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/training.md", "docs/scale.md", "CHANGELOG.md"])
 def test_links_lead_somewhere(page):
     for target in LINK.findall((ROOT / page).read_text()):
         if "://" not in target:
