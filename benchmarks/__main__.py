@@ -8,6 +8,7 @@ from collections.abc import Callable
 from benchmarks import (
     codecs,
     cores,
+    definitions,
     drills,
     fuzz,
     import_time,
@@ -37,6 +38,7 @@ from benchmarks.common import Ratio, show
 BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "codecs": codecs.run,
     "cores": cores.run,
+    "definitions": definitions.run,
     "import": import_time.run,
     "live": live.run,
     "loading": loading.run,

@@ -1,6 +1,7 @@
 """The asset graph as people see it, and what loading it costs."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -164,8 +165,32 @@ def test_loading_the_definitions_imports_nothing_heavy():
         "loky",
         "pyarrow",
         "ray",
+        "obstore",
+        "boto3",
+        "dagster_aws",
+        "rosbags",
     }
     assert not loaded & heavy
+
+
+@pytest.mark.parametrize(
+    ("card", "status", "said"), [("", 0, "Validation successful"), ("oops: 1\n", 0, "unknown key")]
+)
+def test_dagster_validates_the_definitions(workshop, card, status, said):
+    """Dagster's own command, over the repository's workspace; a broken card is told and breaks nothing."""
+    workshop.card(card, "one")
+    home = workshop.root / "home"
+    home.mkdir()
+    run = subprocess.run(
+        [str(Path(sys.executable).with_name("dagster")), "definitions", "validate", "-w", str(ROOT / "workspace.yaml")],
+        cwd=ROOT,
+        env={**os.environ, "KNONIK_DATASETS": str(workshop.cards), "DAGSTER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == status, run.stderr
+    assert said in run.stdout + run.stderr
 
 
 def test_the_workspace_names_the_definitions():
