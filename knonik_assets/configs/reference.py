@@ -132,7 +132,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401 - any ty
         return "function"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "block"
-    word = _WORDS.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))
+    named = {"Path": "path", "Place": "path or URL"}.get(getattr(annotation, "__name__", ""), str(annotation))
+    word = _WORDS.get(annotation, named)
     return word + _bounds(metadata)
 
 
