@@ -76,7 +76,8 @@ def _run(card: DatasetCard, console: Console) -> int:
     loaded = [one for one, _ in measured]
     _print_batch(loaded, console)
     _print_rates(measured, console)
-    strip = save_strip(loaded[0].batch, card.packed.path.parent / "demo_batch.png")
+    beside = card.path.parent if card.packed.is_remote else card.packed.path.parent
+    strip = save_strip(loaded[0].batch, beside / "demo_batch.png")
     if strip is not None:
         console.print(f"\nFilm strip of a loaded batch: [bold]{_short(strip)}[/]", highlight=False)
     console.print(
@@ -202,7 +203,7 @@ def _print_rates(measured: Sequence[tuple[Loaded, float]], console: Console) -> 
     )
     console.print("\nThe manifests, which are all that a training job needs to know:")
     for one, _ in measured:
-        console.print(f"  {_short(one.manifest)}", highlight=False)
+        console.print(f"  {one.manifest if one.manifest.is_remote else _short(one.manifest.path)}", highlight=False)
 
 
 def _short(path: Path) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from knonik_assets.configs.card import DatasetCard
 from knonik_assets.quality.packed import PackedDataset
 from knonik_assets.quality.pictures import draw_strip, png
+from knonik_assets.storage import Place
 from knonik_loader import ShardedDataLoader
 from knonik_loader.khlp.types import StorageProfile
 
@@ -29,7 +30,7 @@ class Loaded:
     """What loading from one packed dataset gave."""
 
     profile: StorageProfile
-    manifest: Path
+    manifest: Place
     bytes: int
     pictures: int
     """Frames over all cameras in the dataset."""
@@ -41,8 +42,8 @@ class Loaded:
     """Pictures a second."""
 
 
-def _manifest(card: DatasetCard, profile: StorageProfile) -> Path:
-    return card.packed_folder(profile).path / "hlp_manifest.json"
+def _manifest(card: DatasetCard, profile: StorageProfile) -> Place:
+    return card.packed_folder(profile) / "hlp_manifest.json"
 
 
 def load(card: DatasetCard, profile: StorageProfile, seconds: float = 2.0) -> Loaded:
@@ -135,7 +136,7 @@ def bare_jpeg_rate(jpegs: Sequence[bytes], seconds: float = 1.0) -> float:
     return sum(counts) / (time.perf_counter() - started)
 
 
-def _stored_jpegs(manifest: Path, most: int = 512) -> list[bytes]:
+def _stored_jpegs(manifest: Place, most: int = 512) -> list[bytes]:
     """The first JPEGs of a ``training_fast`` dataset."""
     found: list[bytes] = []
     for packed in PackedDataset(manifest).opened():

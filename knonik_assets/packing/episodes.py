@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.reader import list_episodes
-from knonik_assets.episodes.remote import download_all, list_remote
+from knonik_assets.episodes.remote import download_all, list_remote, retelling
 from knonik_assets.packing.facts import EpisodeFacts, annotated, choose_episodes, read_facts
 from knonik_assets.sources.naming import natural_key
 from knonik_assets.storage import ObjectFolder, ObjectInfo, Place, Scratch
-from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, PackError, reworded
+from knonik_loader.errors import ConfigError, EpisodeError, PackError
 
-__all__ = ["Episodes", "called_by_url", "check_digest", "open_episodes"]
+__all__ = ["Episodes", "check_digest", "open_episodes"]
 
 _AT_ONCE = 16
 """Small objects that are asked for at once."""
@@ -91,7 +90,7 @@ class _RemoteEpisodes:
         with self._scratch.room(sum(info.size for info in wanted), f"{url}/{METADATA}") as room:
             download_all(ObjectFolder(self._place), wanted, room.folder)
             folder = room.folder / name
-            with called_by_url(folder, url):
+            with retelling(folder, url):
                 return read_facts(folder, sizes)
 
     def check_unchanged(self, episodes: Iterable[EpisodeFacts]) -> None:
@@ -106,17 +105,6 @@ def _listed(place: Place) -> dict[str, dict[str, ObjectInfo]]:
     """Episode → its files by name relative to it, in natural order."""
     found = list_remote(ObjectFolder(place)).episodes
     return {name: found[name] for name in sorted(found, key=natural_key)}
-
-
-@contextmanager
-def called_by_url(folder: Path, url: str) -> Iterator[None]:
-    """Errors of the block speak of where the files came from, not of where they were staged."""
-    try:
-        yield
-    except KnonikError as error:
-        if str(folder) not in str(error):
-            raise
-        raise reworded(error, str(error).replace(str(folder), url)) from error
 
 
 def _replaced(where: str) -> PackError:

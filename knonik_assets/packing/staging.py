@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.episodes.reader import EpisodeReader
-from knonik_assets.episodes.remote import download_all
-from knonik_assets.packing.episodes import called_by_url, check_digest
+from knonik_assets.episodes.remote import download_all, retelling
+from knonik_assets.packing.episodes import check_digest
 from knonik_assets.packing.facts import annotated, check_files, kept_reader, packed_files, read_facts
 from knonik_assets.storage import ObjectFolder, ObjectInfo, Place, Room, Scratch, ScratchBusyError, check_lease, files
 from knonik_loader.errors import StorageError
@@ -95,7 +95,7 @@ class Staging:
             desk.claim(info.size, str(place))
             path = desk.path(name)
             folder.download(name, path, info)
-            with called_by_url(path, str(place)):
+            with retelling(path, str(place)):
                 return look(path)
 
         return self.work(name, fetch_and_look)
@@ -152,7 +152,7 @@ class Desk:
         staged = self._room.folder / name
         try:
             download_all(folder, wanted, self._room.folder)
-            with called_by_url(staged, url):
+            with retelling(staged, url):
                 facts = read_facts(staged, {file: info.size for file, info in there.items()})
                 check_digest(facts, digest, url)
                 reader = EpisodeReader(staged)

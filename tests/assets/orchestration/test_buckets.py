@@ -5,9 +5,11 @@ import pytest
 
 from knonik_assets.storage import ObjectFolder
 from knonik_loader.errors import StorageError
-from tests.assets.orchestration.conftest import CARD, checks_of, failed, materialised
+from tests.assets.orchestration.conftest import CARD, PACK, checks_of, failed, materialised
+from tests.assets.orchestration.test_materialise import batches
 from tests.assets.orchestration.test_watching import look  # noqa: F401 - a fixture
 from tests.support.buckets import bucket_tree, folder_at, upload_tree
+from tests.support.stamps import read_stamp
 
 NO_PACK = "pack: {profiles: []}\n"
 
@@ -125,6 +127,46 @@ def test_a_bucket_that_cannot_be_asked_fails_the_run_and_judges_nobody(workshop,
     assert not result.success
     (failure,) = result.get_step_failure_events()
     assert "the network is down" in str(failure.step_failure_data)
+
+
+def test_the_whole_road_at_urls(workshop, instance, bucket, s3):
+    """Raw data, episodes and packed data in a bucket: built, checked, loaded, packed again, collected."""
+    card = workshop.cards / "stamps.yaml"
+    text = card.read_text().replace(NO_PACK, PACK) + f"packed: {s3}/lake/packed\nkeep_days: 0\n"
+    card.write_text(text)
+    for number in range(2):
+        bucket(number)
+    result = workshop.build(instance)
+    assert result.success
+    assert failed(result) == {("dataset_config", "no_placeholders")}
+    checks = checks_of(result)["khlp_training_fast"]
+    assert {name for name, each in checks.items() if each.passed} == {
+        "frames_conserved", "intact", "psnr", "loadable", "size"
+    }  # fmt: skip
+    made = materialised(result)["khlp_training_fast"].metadata
+    manifest = f"{s3}/lake/packed/training_fast/hlp_manifest.json"
+    assert made["manifest"].value == manifest
+    assert "film strip of the pack" in made["film_strip"].value
+    seen = [
+        (name, int(frame), read_stamp(image[0]))
+        for batch in batches(manifest)
+        for name, frame, image in zip(batch["_episode_ids"], batch["_frame_indices"], batch["rgb_cam_1"], strict=True)
+    ]
+    assert seen == [(f"episode_{n:06d}", t, (1, n, t)) for n in range(2) for t in range(12)]
+
+    again = workshop.build(instance)
+    assert materialised(again)["khlp_training_fast"].metadata["unchanged"].value is True
+    card.write_text(text.replace("shard_size: 10", "shard_size: 5"))
+    repacked = materialised(workshop.build(instance))["khlp_training_fast"].metadata
+    assert (repacked["generation"].value, repacked["collected"].value) == (2, "1")
+    there = {info.key for info in folder_at(f"{s3}/lake/packed/training_fast").objects()}
+    assert "hlp_manifest.1.json" not in there
+    assert "gen_0002/hlp_000000.khlp" in there
+    data = folder_at(f"{s3}/lake/packed/training_fast")
+    spoiled = bytearray(data.read_bytes("gen_0002/hlp_000000.khlp"))
+    spoiled[len(spoiled) // 3] ^= 1
+    data.put_bytes("gen_0002/hlp_000000.khlp", bytes(spoiled))
+    assert ("khlp_training_fast", "intact") in failed(workshop.build(instance))
 
 
 def refuse(self, prefix=""):
