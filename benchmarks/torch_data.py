@@ -82,7 +82,7 @@ class OneByOne:
         return self._dataset[index]
 
 
-def in_a_worker(manifest: Path, repeats: int, batches: int = 12) -> list[Ratio]:
+def in_a_worker(manifest: Path, repeats: int, batches: int = 6) -> list[Ratio]:
     """The same two ways where a DataLoader calls them: in its worker, up to the batch in the main process.
 
     By the processor's time of both processes, and by the clock, where a second core is free for the worker's second
