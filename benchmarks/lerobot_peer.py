@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.common import alternate
+from knonik_loader import ShardedDataLoader
 from knonik_loader.torch import KhlpDataset
 
 BATCH, WINDOW, WORKERS = 16, 4, 2
@@ -49,11 +50,15 @@ def write_lerobot(packed: KhlpDataset, root: Path, most: int) -> Any:
 
 
 def rate(dataset: Any, seconds: float) -> float:
-    """Frames of all cameras a second, after each worker's first batch."""
-    loader = DataLoader(
-        dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
-    )
-    batches = forever(loader)
+    """Frames of all cameras a second, after each worker's first batch; ``dataset`` may be a loader of ours."""
+    if isinstance(dataset, ShardedDataLoader):
+        batches = forever(dataset)
+    else:
+        batches = forever(
+            DataLoader(
+                dataset, batch_size=BATCH, shuffle=True, num_workers=WORKERS, drop_last=True, persistent_workers=True
+            )
+        )
     for _ in range(WORKERS * 2):
         next(batches)
     start, frames = time.perf_counter(), 0
@@ -67,7 +72,24 @@ def rate(dataset: Any, seconds: float) -> float:
     return frames / (time.perf_counter() - start)
 
 
-def forever(loader: DataLoader) -> Any:
+def sharded(manifest: Path) -> ShardedDataLoader:
+    """Our own loader with the same windows and batches, as many decode threads as the others have workers."""
+    return ShardedDataLoader(
+        {
+            "decode_mode": "random_access",
+            "hlp_manifest": str(manifest),
+            "chunk_len": WINDOW,
+            "batch_size": BATCH,
+            "num_decoders": WORKERS,
+            "drop_last": True,
+            "framework": "torch",
+            "rank": 0,
+            "world_size": 1,
+        }
+    )
+
+
+def forever(loader: Any) -> Any:
     while True:
         yield from loader
 
@@ -102,8 +124,11 @@ def main() -> None:
             f"{name}, LeRobot's keys": KhlpDataset(path, keys="lerobot", delta_timestamps=deltas)
             for name, path in manifests.items()
         }
-        datasets = {"lerobot": peer, **mine, **shaped}
+        loaders = {f"{name}, ShardedDataLoader": sharded(path) for name, path in manifests.items()}
+        datasets = {"lerobot": peer, **mine, **shaped, **loaders}
         rates = alternate(2, *(lambda dataset=dataset: rate(dataset, seconds) for dataset in datasets.values()))
+        for loader in loaders.values():
+            loader.shutdown()
         results[backend] = dict(zip(datasets, rates, strict=True))
         break
     sys.stdout.write(json.dumps(results) + "\n")

@@ -124,7 +124,7 @@ class Decoder:
         if change is not None and not change.direct:
             out = dict(zip(final, change.scratch(len(final)), strict=True))
         try:
-            count = self._fill(codec, group, out)
+            count = self._fill(codec, group, out, works[-1].plan.step)
         except DecodeError as error:
             raise DecodeError(f"{self._where(group, group.wanted[0][0])}: {error}") from error
         if change is not None and not change.direct:
@@ -135,14 +135,14 @@ class Decoder:
                 works[slot].flat[group.stream][at] = final[row]
         return count
 
-    def _fill(self, codec: Codec, group: GroupWork, out: Mapping[int, npt.NDArray[Any]]) -> int:
+    def _fill(self, codec: Codec, group: GroupWork, out: Mapping[int, npt.NDArray[Any]], step: int) -> int:
         """Decode into ``out``, by way of the cache where there is one; gives the frames decoded."""
         if group.cache_key is None and group.held is None:
             codec.decode(group.records, list(out), out)
             return len(group.rows)
         held, count = group.held, 0
         if held is None:
-            held = self._keep(codec, group, next(iter(out.values())))
+            held = self._keep(codec, group, next(iter(out.values())), step)
             count = len(held)
         for row in out.keys() & held.keys():
             np.copyto(out[row], held[row])
@@ -153,13 +153,13 @@ class Decoder:
             cast("KeyedCodec", codec).decode(group.records, rest, out, key=key)
         return count + len(rest)
 
-    def _keep(self, codec: Codec, group: GroupWork, like: npt.NDArray[Any]) -> Frames:
+    def _keep(self, codec: Codec, group: GroupWork, like: npt.NDArray[Any], step: int) -> Frames:
         """Decode what the cache is to hold of a group: its key, or all frames of its chain."""
         chain = dependency_of(self._stream(group).codec) == "chain"
         frames = {row: np.empty_like(like) for row in (group.rows if chain else group.rows[:1])}
         codec.decode({row: group.records[row] for row in frames}, list(frames), frames)
         if self._cache is not None and group.cache_key is not None:
-            self._cache.put(group.cache_key, frames)
+            self._cache.put(group.cache_key, frames, group.cache_end, step)
         return frames
 
     def _copy_rows(self, group: GroupWork, works: Sequence[BatchWork]) -> None:

@@ -29,6 +29,7 @@ from knonik_loader.engine.repair import repair
 from knonik_loader.engine.shared import Engine, EngineOptions
 from knonik_loader.engine.work import TIMES, BatchWork, Failure, FileJob, divide, start_batch
 from knonik_loader.errors import LoaderClosedError
+from knonik_loader.plan.types import BatchPlan
 
 __all__ = ["Engine", "EngineOptions", "Run"]
 
@@ -60,6 +61,7 @@ class Run:
         self._planned = self._next = self._wanted = start
         self._turn = 0
         self._memory = engine.memory.begin()
+        self._foresight = engine.foresight(epoch, start, stop)
         self._closed = False
         self._reason = ""
         self._fatal: BaseException | None = None
@@ -212,7 +214,7 @@ class Run:
         began = time.perf_counter()
         works = []
         for step in range(first, first + count):
-            plan = engine.plan(self._epoch, step)
+            plan = self._plan(step)
             engine.stats.planned(plan)
             works.append(start_batch(plan, engine.sources, engine.streams, self._memory, self._turn))
             self._turn += 1
@@ -227,6 +229,11 @@ class Run:
             self._batches.extend(works)
             self._jobs.extend(jobs)
             self._fetchable.notify_all()
+
+    def _plan(self, step: int) -> BatchPlan:
+        if self._foresight is None:
+            return self._engine.plan(self._epoch, step)
+        return self._foresight.plan(step, self._next)
 
     def _may_hand_out(self) -> bool:
         return self._batches[0].ready if self._batches else self._fatal is not None

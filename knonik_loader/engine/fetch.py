@@ -57,6 +57,8 @@ class GroupWork:
     records: dict[int, memoryview] = field(default_factory=dict)
     cache_key: GroupKey | None = None
     """Under which decoded frames are to be kept; None: they are not."""
+    cache_end: int = 0
+    """The first row behind those that decode from its key."""
     held: Frames | None = None
     """What the cache had when the reads were planned."""
 
@@ -106,7 +108,7 @@ def fetch(job: FileJob, source: Source, policy: ReadPolicy, cache: FrameCache | 
                     job.works[slot].timestamps[at] = times[row]
             else:
                 table = index.records(shard, streams[segment.stream].stream_id)
-                groups += _groups(table, shard_row, segment, streams[segment.stream], job.dataset, cache)
+                groups += _groups(table, shard_row, segment, streams[segment.stream], job, cache)
     if not groups:
         return Fetched([])
     found = _read(groups, dataset, job.hlp, policy, len(streams))
@@ -117,8 +119,9 @@ def fetch(job: FileJob, source: Source, policy: ReadPolicy, cache: FrameCache | 
 
 
 def _groups(
-    table: RecordTable, shard_row: int, segment: Segment, stream: StreamInfo, dataset: int, cache: FrameCache | None
+    table: RecordTable, shard_row: int, segment: Segment, stream: StreamInfo, job: FileJob, cache: FrameCache | None
 ) -> list[GroupWork]:
+    dataset = job.dataset
     dests: dict[int, list[Dest]] = {}
     for row, slot, at in zip(segment.rows, segment.slots, segment.at, strict=True):
         dests.setdefault(row, []).append((slot, at))
@@ -131,22 +134,22 @@ def _groups(
         work = GroupWork(dataset, shard_row, segment.stream, table, group.rows.tolist(), wanted)
         # A frame stored whole between keys (bit 0) helps no other frame.
         if cache is not None and dependency != "none" and not int(table.flags[group.key_row]) & 1:
-            work.cache_key = (dataset, shard_row, segment.stream, group.key_row)
-            work.held = cache.get(work.cache_key)
+            key, step = (dataset, shard_row, segment.stream, group.key_row), job.works[-1].plan.step
+            work.cache_end = _chain_end(table, group.key_row)
+            work.held = cache.get(key, step)
+            work.cache_key = key if work.held is not None or cache.worth(key, work.cache_end, step) else None
             if work.held is not None:
                 work.rows = [row for row in work.rows if row not in work.held]
-            elif dependency == "chain":
-                work.rows = _whole_chain(table, group.key_row)
+            elif work.cache_key is not None and dependency == "chain":
+                work.rows = list(range(group.key_row, work.cache_end))  # what is kept shall serve every frame of it
         groups.append(work)
     return groups
 
 
-def _whole_chain(table: RecordTable, key: int) -> list[int]:
-    """All rows that decode from a key: what is kept shall serve every frame of it."""
-    end = key + 1
-    while end < len(table) and int(table.key_back[end]) == end - key:
-        end += 1
-    return list(range(key, end))
+def _chain_end(table: RecordTable, key: int) -> int:
+    """The first row behind all that refer to a key."""
+    back = table.key_back[key:]
+    return key + 1 + int(np.flatnonzero(back == np.arange(len(back)))[-1])
 
 
 def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy, loaded: int) -> Fetched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from knonik_loader.engine.batch import Assembler
 from knonik_loader.engine.cache import FrameCache
 from knonik_loader.engine.dataset import Source
 from knonik_loader.engine.fetch import ReadPolicy
+from knonik_loader.engine.foresight import Foresight
 from knonik_loader.engine.memory import BatchMemory
 from knonik_loader.engine.metrics import MetricsFile
 from knonik_loader.engine.stats import Statistics
@@ -66,6 +68,15 @@ class Engine:
     """Where ``augment_execution`` is ``process``."""
     substitute: Callable[[BatchPlan, npt.NDArray[np.int64], int], BatchPlan] | None = None
     """(batch, positions, attempt) → the batch with other samples there; None: a bad sample is an error."""
+
+    def foresight(self, epoch: int, start: int, stop: int) -> Foresight | None:
+        """What a pass is going to ask for, which the cache goes by from now on; None without a cache."""
+        if self.cache is None:
+            return None
+        plan = functools.partial(self.plan, epoch)
+        found = Foresight(plan, self.sources, self.streams, self.cache.limit, start, stop)
+        self.cache.foresee(found)
+        return found
 
     def snapshot(self, epoch: int, step: int) -> dict[str, Any]:
         """Statistics of all runs so far, as JSON values."""
