@@ -1,0 +1,94 @@
+"""A worker on another machine has no mirror of the driver's: it makes its own, and says when that is another dataset."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from knonik_assets.sources.base_contract import NoCache, as_array
+from knonik_assets.sources.registry import open_source
+from knonik_assets.sources.remote.listing import list_raw
+from knonik_assets.storage import Place
+from knonik_loader.errors import EpisodeError, SourceError
+from tests.assets.sources.remote.test_same_as_local import CASES
+from tests.support.buckets import folder_at, upload_tree
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "driver"))
+    return tmp_path
+
+
+def frames(source, ref):
+    with source.open(ref) as episode:
+        return {
+            (spec.kind, spec.name): episode.numeric(spec)
+            if spec.kind == "numeric"
+            else np.stack([as_array(frame) for frame in episode.frames(spec)])
+            for spec in episode.streams
+        }
+
+
+@pytest.mark.parametrize("case", ["hdf5", "zarr v2", "lerobot v2", "mcap", "calvin", "d3il", "rlds"])
+def test_an_episode_is_read_where_its_mirror_is_not(case, tmp_path, s3, monkeypatch):
+    contract = CASES[case]()
+    root = contract.make_data(tmp_path / "raw")
+    here = contract.make_source(root)
+    url = upload_tree(root, f"{s3}/lake/{root.name}")
+    driver = open_source(here.config, url)
+    refs = pickle.loads(pickle.dumps(list(driver.episodes())))
+    driver.close()
+    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "worker"))
+    for local, ref in list(zip(here.episodes(), refs, strict=True))[:2]:
+        worker = open_source(here.config, url)
+        assert worker.fingerprint(ref, NoCache()) == here.fingerprint(local, NoCache())
+        wanted, found = frames(here, local), frames(worker, ref)
+        assert found.keys() == wanted.keys()
+        for key, values in wanted.items():
+            np.testing.assert_array_equal(found[key], values)
+        worker.close()
+    assert not list((tmp_path / "worker").glob("room-*"))
+
+
+def test_what_episodes_share_must_be_as_it_was_listed(tmp_path, s3):
+    contract = CASES["rlds"]()
+    root = contract.make_data(tmp_path / "raw")
+    url = upload_tree(root, f"{s3}/lake/{root.name}")
+    config = contract.make_source(root).config
+    driver = open_source(config, url)
+    refs = list(driver.episodes())
+    driver.close()
+    folder_at(url).put_bytes("another.txt", b"x")
+    worker = open_source(config, url)
+    with pytest.raises(EpisodeError, match="changed while it was ingested"):
+        worker.open(refs[0])
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["a/../../b.hdf5"], None),
+        (["a", "a/b"], "an object and the folder of a/b at once"),
+        ([f"{'x' * 300}.hdf5"], "longer than a file's may be"),
+    ],
+)
+def test_names_that_no_file_can_have(s3, keys, words):
+    folder = folder_at(f"{s3}/raw")
+    for key in keys:
+        folder.put_bytes(key, b"x")
+    place = Place.of(f"{s3}/raw", "raw")
+    if words is None:  # such a key is put where it leads to, inside of the bucket: nothing is left below the dataset
+        with pytest.raises(SourceError, match="no object of this name"):
+            list_raw(place)
+        return
+    with pytest.raises(SourceError, match=words):
+        list_raw(place)
+
+
+def test_empty_objects_that_mark_folders_are_none(s3):
+    folder = folder_at(f"{s3}/raw")
+    folder.put_bytes("a/b", b"x")
+    folder.put_bytes("a", b"")
+    assert [one.key for one in list_raw(Place.of(f"{s3}/raw", "raw")).objects] == ["a/b"]
