@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,21 @@ from knonik_assets.sources.remote.needs import Local, Names, needs_of
 from knonik_assets.storage import ObjectInfo, Place, Room, Scratch
 from knonik_loader.errors import EpisodeError, KnonikError, reworded
 
-__all__ = ["Held", "RemoteSource"]
+__all__ = ["Held", "RemoteSource", "forget_mirrors"]
 
 Reader = Callable[[IngestConfig, Path], Source]
+
+_kept: dict[tuple[str, str], OwnMirror] = {}
+"""In a worker on another machine than the driver's: (URL, state of what episodes share) → mirror, one at most."""
+
+
+def forget_mirrors() -> None:
+    """Remove what a worker on another machine keeps from one episode to the next; it goes with the process, too."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+atexit.register(forget_mirrors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +209,7 @@ class RemoteSource:
         self.release()
         self._inner = None
         mirror, self._mirror = self._mirror, None
-        if mirror is not None:
+        if mirror is not None and mirror not in _kept.values():
             mirror.close()
 
     def _listed(self) -> Listing:
@@ -218,14 +231,27 @@ class RemoteSource:
             if Path(held.base).is_dir():
                 self._mirror = Mirror(Path(held.base), self._base(held), held.root)
                 self._inner = self._reader(self.config, self._mirror.root)
-            elif self._made()[0].index_state != held.index:
-                self.close()
-                raise EpisodeError(
-                    f"{self.place}: objects that its episodes share changed while it was ingested; run ingest again."
-                )
+            else:
+                self._mirror = self._elsewhere(held)
+                self._inner = self._reader(self.config, self._mirror.root)
         assert self._mirror is not None
         assert self._inner is not None
         return self._mirror, self._inner
+
+    def _elsewhere(self, held: Held) -> Mirror:
+        """The mirror of this process, on a machine that has not the driver's; the next episode finds it as well."""
+        key = (str(self.place), held.index)
+        if key not in _kept:
+            forget_mirrors()
+            listing = self._listed()
+            mirror = OwnMirror(listing, needs_of(self.config, Names(one.key for one in listing.objects)))
+            if mirror.index_state != held.index:
+                mirror.close()
+                raise EpisodeError(
+                    f"{self.place}: objects that its episodes share changed while it was ingested; run ingest again."
+                )
+            _kept[key] = mirror
+        return _kept[key]
 
     def _base(self, held: Held) -> Place:
         return self.place.parent if held.root else self.place

@@ -8,7 +8,8 @@ import pytest
 from knonik_assets.sources.base_contract import NoCache, as_array
 from knonik_assets.sources.registry import open_source
 from knonik_assets.sources.remote.listing import list_raw
-from knonik_assets.storage import Place
+from knonik_assets.sources.remote.source import forget_mirrors
+from knonik_assets.storage import ObjectFolder, Place
 from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.remote.test_same_as_local import CASES
 from tests.support.buckets import folder_at, upload_tree
@@ -18,6 +19,19 @@ from tests.support.buckets import folder_at, upload_tree
 def scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "driver"))
     return tmp_path
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    seen = []
+    download = ObjectFolder.download
+
+    def spy(self, key, path, expected=None):
+        seen.append(key)
+        return download(self, key, path, expected)
+
+    monkeypatch.setattr(ObjectFolder, "download", spy)
+    return seen
 
 
 def frames(source, ref):
@@ -31,7 +45,7 @@ def frames(source, ref):
 
 
 @pytest.mark.parametrize("case", ["hdf5", "zarr v2", "lerobot v2", "mcap", "calvin", "d3il", "rlds"])
-def test_an_episode_is_read_where_its_mirror_is_not(case, tmp_path, s3, monkeypatch):
+def test_an_episode_is_read_where_its_mirror_is_not(case, tmp_path, s3, monkeypatch, downloads):
     contract = CASES[case]()
     root = contract.make_data(tmp_path / "raw")
     here = contract.make_source(root)
@@ -40,7 +54,8 @@ def test_an_episode_is_read_where_its_mirror_is_not(case, tmp_path, s3, monkeypa
     refs = pickle.loads(pickle.dumps(list(driver.episodes())))
     driver.close()
     monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "worker"))
-    for local, ref in list(zip(here.episodes(), refs, strict=True))[:2]:
+    for turn, (local, ref) in enumerate(list(zip(here.episodes(), refs, strict=True))[:2]):
+        downloads.clear()
         worker = open_source(here.config, url)
         assert worker.fingerprint(ref, NoCache()) == here.fingerprint(local, NoCache())
         wanted, found = frames(here, local), frames(worker, ref)
@@ -48,6 +63,10 @@ def test_an_episode_is_read_where_its_mirror_is_not(case, tmp_path, s3, monkeypa
         for key, values in wanted.items():
             np.testing.assert_array_equal(found[key], values)
         worker.close()
+        if turn:
+            shared = {key for key in downloads if key not in {one.key for one in ref.locator.own}}
+            assert not shared, "what episodes share came with the first of them"
+    forget_mirrors()
     assert not list((tmp_path / "worker").glob("room-*"))
 
 
