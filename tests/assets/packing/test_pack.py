@@ -171,7 +171,7 @@ def test_the_index_knows_clocks_instructions_and_splits(video_episodes, jpeg_epi
 def test_splits_stay_when_episodes_are_added(tmp_path):
     def splits(out, count):
         write_episodes(tmp_path / "episodes", (3,) * count, cameras=0, depth=False)
-        pack(tmp_path / "episodes", out, "d", 2, split="train=0.5,val=0.5", seed=3, engine="inline")
+        pack(tmp_path / "episodes", out, "d", 2, split="train=0.5,val=0.5", seed=4, engine="inline")
         episodes = DatasetIndex.from_bytes((out / "hlp_index.khli").read_bytes()).episodes
         return dict(zip(episodes.episode_id, episodes.split, strict=True))
 
@@ -182,7 +182,7 @@ def test_splits_stay_when_episodes_are_added(tmp_path):
 
 def test_statistics_are_those_of_the_train_split(tmp_path):
     write_episodes(tmp_path / "episodes", (40,) * 6, cameras=0, depth=False)
-    paths = pack(tmp_path / "episodes", tmp_path / "out", "d", split="train=0.5,val=0.5", seed=3, engine="inline")
+    paths = pack(tmp_path / "episodes", tmp_path / "out", "d", split="train=0.5,val=0.5", seed=4, engine="inline")
     episodes = DatasetIndex.from_bytes(paths[1].read_bytes()).episodes
     train = [name for name, split in zip(episodes.episode_id, episodes.split, strict=True) if split == "train"]
     assert 0 < len(train) < 6
