@@ -22,6 +22,7 @@ from knonik_assets.sources.base import EncodedImage, EpisodeRef
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.images import decode_image
 from knonik_assets.sources.registry import open_source
+from knonik_assets.sources.remote.source import RemoteSource
 from knonik_assets.storage import Place
 from knonik_assets.storage.files import Location, stat
 from knonik_loader.errors import ConfigError, EpisodeError, FormatError, StorageError
@@ -85,7 +86,7 @@ class Album(Protocol):
 
 
 def open_album(location: str | Location) -> Album:
-    """The frames of a file or folder.
+    """The frames of a local file or folder, or of packed data at a URL; `album_remote.album_at` takes any URL.
 
     Raises:
         ConfigError: there are none of any known kind.
@@ -105,7 +106,7 @@ def open_album(location: str | Location) -> Album:
         return EpisodesAlbum([path])
     if path.is_dir() and (episodes := list_episodes(path)):
         return EpisodesAlbum(episodes)
-    return RawAlbum(path)
+    return RawAlbum(place)
 
 
 def packed_kind(place: Place) -> Literal["khlp", "manifest", "folder", "index", ""]:
@@ -238,11 +239,13 @@ class RawAlbum:
         SourceError: it is no known dataset.
     """
 
-    def __init__(self, path: Path) -> None:
-        found = detect(path)
+    def __init__(self, place: Place) -> None:
+        found = detect(str(place))
         if not found.config:
-            raise ConfigError(f"{path}: this version cannot read {found.dir_type}, so that there are no frames to see.")
-        self._source = open_source(load_ingest_config(found.config), Path(found.path))
+            raise ConfigError(
+                f"{place}: this version cannot read {found.dir_type}, so that there are no frames to see."
+            )
+        self._source = open_source(load_ingest_config(found.config), found.path)
         self._refs: Mapping[str, EpisodeRef] = {ref.source_id: ref for ref in self._source.episodes()}
         self.names: Sequence[str] = list(self._refs)
         # the first, the middle and the last episode: opening all of a large source would take minutes
@@ -269,6 +272,11 @@ class RawAlbum:
                 image = decode_image(frame, where) if isinstance(frame, EncodedImage) else np.asarray(frame)
                 found[batch_key(spec.kind, spec.name)] = image
         return found
+
+    def close(self) -> None:
+        """Let go of scratch space; idempotent."""
+        if isinstance(self._source, RemoteSource):
+            self._source.close()
 
 
 def _span(spans: Sequence[Span], moment: Moment) -> Span:

@@ -13,7 +13,8 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from knonik_assets.episodes.storing import storage_errors
-from knonik_assets.packing.album import Moment, find, moments, open_album
+from knonik_assets.packing.album import Album, Moment, find, moments
+from knonik_assets.packing.album_remote import album_at
 from knonik_loader.errors import ConfigError, DecodeError, EpisodeError, FormatError
 
 __all__ = ["SHEET", "save_frames", "save_sheet"]
@@ -42,25 +43,29 @@ def save_frames(path: str | Path, frames: Sequence[str], out_dir: str | Path) ->
         ConfigError: a frame that is not there, or is not written ``EP:N``; or nothing to see in it.
         DecodeError: the frame is damaged.
     """
-    out = Path(out_dir).expanduser()
-    saved: list[Path] = []
-    album = open_album(path) if frames else None
-    for text in frames:
-        match = _WANTED.fullmatch(text)
-        if match is None or album is None:
+    if not frames:
+        return []
+    wanted = [(text, _WANTED.fullmatch(text)) for text in frames]
+    for text, match in wanted:
+        if match is None:
             raise ConfigError(
                 f"--frames takes EP:N, an episode and a frame of it such as episode_000003:17, not {text!r}."
             )
-        moment = find(album, match[1], int(match[2]))
-        pictures = [_visible(image) for image in album.pictures(moment).values()]
-        if not pictures:
-            raise ConfigError(f"{path} has no camera, so that there is no picture of {text}.")
-        height = max(len(picture) for picture in pictures)
-        padded = [np.pad(picture, ((0, height - len(picture)), (0, 0), (0, 0))) for picture in pictures]
-        # a packed file may come from anywhere: its names must not lead out of the folder
-        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', moment.episode)}_{moment.frame:06d}.png"
-        saved.append(_save(Pillow.fromarray(np.concatenate(padded, axis=1)), out / name))
-    return saved
+    out = Path(out_dir).expanduser()
+    with album_at(path) as album:
+        return [_save_frame(album, match[1], int(match[2]), path, out) for _, match in wanted if match is not None]
+
+
+def _save_frame(album: Album, episode: str, frame: int, path: str | Path, out: Path) -> Path:
+    moment = find(album, episode, frame)
+    pictures = [_visible(image) for image in album.pictures(moment).values()]
+    if not pictures:
+        raise ConfigError(f"{path} has no camera, so that there is no picture of {episode}:{frame}.")
+    height = max(len(picture) for picture in pictures)
+    padded = [np.pad(picture, ((0, height - len(picture)), (0, 0), (0, 0))) for picture in pictures]
+    # a packed file may come from anywhere: its names must not lead out of the folder
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', moment.episode)}_{moment.frame:06d}.png"
+    return _save(Pillow.fromarray(np.concatenate(padded, axis=1)), out / name)
 
 
 def save_sheet(path: str | Path, out_dir: str | Path) -> Path:
@@ -73,8 +78,8 @@ def save_sheet(path: str | Path, out_dir: str | Path) -> Path:
     Raises:
         ConfigError: there is nothing to see.
     """
-    album = open_album(path)
-    columns = [(moment, _thumbnails(album.pictures, moment)) for moment in moments(album, _COLUMNS)]
+    with album_at(path) as album:
+        columns = [(moment, _thumbnails(album.pictures, moment)) for moment in moments(album, _COLUMNS)]
     cameras = list(dict.fromkeys(name for _, found in columns if isinstance(found, dict) for name in found))
     if not cameras:
         damage = next((found for _, found in columns if isinstance(found, str)), "")
