@@ -33,6 +33,8 @@ from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceE
 __all__ = ["run"]
 
 _PROBED = 3
+_MOST_CHECKS = 8
+"""Threads of a worker that check pictures: what one thread reads and writes meanwhile keeps no more busy."""
 
 
 def run(
@@ -252,7 +254,8 @@ class _Run:
         budget = self.workers or default_workers()
         lanes = {"inline": 1, "processes": max(1, min(budget, len(todo))), "ray": budget}[self.engine]
         threads = self.settings.preset.rgb.workers or max(1, budget // lanes)
-        tasks = [self._task(one, threads) for one in todo]
+        cores = threads if self.engine == "ray" else self.settings.preset.rgb.workers or budget
+        tasks = [self._task(one, threads, min(cores, _MOST_CHECKS)) for one in todo]
         done = {one.episode_id: _settled(one) for one in planned if one.unchanged is not None or one.error is not None}
         failed = any(outcome.status == "failed" for outcome in done.values())
         results = map_tasks(
@@ -277,7 +280,7 @@ class _Run:
             if self.progress is not None:
                 self.progress.end()
 
-    def _task(self, one: Planned, threads: int) -> EpisodeTask:
+    def _task(self, one: Planned, threads: int, cores: int) -> EpisodeTask:
         return EpisodeTask(
             config=self.settings,
             root=self.root,
@@ -287,6 +290,7 @@ class _Run:
             config_fingerprint=self.fingerprint,
             fingerprint=one.fingerprint,
             threads=threads,
+            cores=cores,
             standing=None if one.standing is None else (one.standing.source_fingerprint, one.standing.episode_length),
             publish=self.output.url,
             lease=self.output.lease,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -32,9 +33,26 @@ from knonik_assets.sources.images import image_shape
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import Converter, tag_context
 
-__all__ = ["EncoderSink", "JpegSink", "PacketSink", "jpeg_size", "keep_packets"]
+__all__ = ["CheckedJpeg", "EncoderSink", "JpegSink", "PacketSink", "checked_jpeg", "jpeg_size", "keep_packets"]
 
 _LONG_BEFORE = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJpeg(EncodedImage):
+    """A JPEG that `jpeg_size` has looked at already."""
+
+    size: tuple[int, int]
+    """(height, width)."""
+
+
+def checked_jpeg(image: EncodedImage, where: str) -> CheckedJpeg:
+    """The same JPEG, which `jpeg_size` need not check again; any thread may do it, and leaves others to work.
+
+    Raises:
+        EpisodeError: as `jpeg_size`.
+    """
+    return CheckedJpeg(image.data, "jpeg", jpeg_size(image, where))
 
 
 def jpeg_size(image: EncodedImage, where: str) -> tuple[int, int]:
@@ -45,6 +63,8 @@ def jpeg_size(image: EncodedImage, where: str) -> tuple[int, int]:
     Raises:
         EpisodeError: not a JPEG that the loader can decode to RGB, damaged, or its end is missing.
     """
+    if isinstance(image, CheckedJpeg):
+        return image.size
     size = image_shape(image, where)
     if not image.data.endswith(b"\xff\xd9"):
         raise EpisodeError(f"{where}: the JPEG does not end with its end marker: it is truncated, or padded")

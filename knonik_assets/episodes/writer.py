@@ -20,7 +20,7 @@ from knonik_assets.episodes.depth import DepthStream
 from knonik_assets.episodes.language import write_language
 from knonik_assets.episodes.metadata import EpisodeMetadata, FileEntry, check_extra, write_metadata
 from knonik_assets.episodes.numeric import NumericStream, write_array
-from knonik_assets.episodes.storing import check_name, digest_file, new_workspace, publish, storage_errors
+from knonik_assets.episodes.storing import check_name, new_workspace, publish, settle, storage_errors
 from knonik_assets.episodes.stream_names import CLOCK, check_free, check_numeric
 from knonik_assets.episodes.video import check_preset
 from knonik_assets.episodes.video_write import RgbStream
@@ -353,8 +353,8 @@ class EpisodeWriter:
         """Everything known, with size and digest of every file, all of them synced to the disk."""
         files: dict[str, FileEntry] = {}
         with storage_errors("read back", self._work):
-            for path in sorted(path for path in self._work.rglob("*") if path.is_file()):
-                size, digest = digest_file(path)
+            paths = sorted(path for path in self._work.rglob("*") if path.is_file())
+            for path, (size, digest) in zip(paths, settle(paths), strict=True):
                 files[path.relative_to(self._work).as_posix()] = FileEntry(bytes=size, sha256=digest)
         about = self._about
         if about["source_fingerprint"] is None:

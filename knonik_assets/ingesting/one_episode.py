@@ -45,6 +45,8 @@ class EpisodeTask:
     """Of the source's episode, where the driver knows it already."""
     threads: int
     """Streams of pictures worked on at once."""
+    cores: int = 1
+    """Threads that check pictures which pass as they are: other episodes in work wait for the disk at times."""
     standing: tuple[str, int] | None = None
     """Source fingerprint and length of what stands in OUT, whole and of this config: if the source is still the same,
     nothing is to be done."""
@@ -178,8 +180,8 @@ def _write(
         pictures = [spec for spec in episode.streams if spec.kind != "numeric"]
         count = FrameCount(progress_folder(Path(task.out)) / task.episode_id, length.frames * len(pictures))
         try:
-            copy = config.preset.rgb.codec == "copy"
-            warnings += Pictures(writer, episode, length.frames, count, copy=copy).run(pictures, task.threads)
+            moved = Pictures(writer, episode, length.frames, count, rgb=config.preset.rgb, cores=task.cores)
+            warnings += moved.run(pictures, task.threads)
             _numerics(writer, episode, length.frames)
             metadata = writer.commit(trimmed=length.trimmed)
             warnings += _emptied(metadata)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, nullcontext
 from itertools import islice
 from typing import Any
 
 import av
 
+from knonik_assets.configs.presets import RgbPreset
 from knonik_assets.episodes.writer import EpisodeWriter
+from knonik_assets.ingesting.ahead import checked_ahead
 from knonik_assets.ingesting.facts import key_of
 from knonik_assets.ingesting.progress import FrameCount
 from knonik_assets.sources.base import Frame, SourceEpisode, StreamSpec
@@ -21,21 +23,31 @@ __all__ = ["Pictures"]
 
 
 class Pictures:
-    """Moves frames from an open episode to its writer; nothing is held but the frame in hand of each stream.
+    """Moves frames from an open episode to its writer; little is held but the frame in hand of each stream.
 
     Args:
         writer: with the streams registered.
         episode: the source.
         frames: how many of each stream are wanted.
         count: is told of every frame.
-        copy: whether a video's own packets are wanted instead of its frames.
+        rgb: says whether a video's own packets are wanted instead of its frames, or JPEGs as they are.
+        cores: threads that check such JPEGs ahead of writing; 1 has each checked when it is written.
     """
 
     def __init__(
-        self, writer: EpisodeWriter, episode: SourceEpisode, frames: int, count: FrameCount, *, copy: bool
+        self,
+        writer: EpisodeWriter,
+        episode: SourceEpisode,
+        frames: int,
+        count: FrameCount,
+        *,
+        rgb: RgbPreset,
+        cores: int = 1,
     ) -> None:
         self._writer, self._episode = writer, episode
-        self._frames, self._count, self._copy = frames, count, copy
+        self._frames, self._count, self._copy = frames, count, rgb.codec == "copy"
+        self._passes, self._cores = rgb.codec == "jpeg", cores
+        self._checks: Executor | None = None
         self._stop = threading.Event()
 
     def run(self, streams: Sequence[StreamSpec], threads: int) -> list[str]:
@@ -48,6 +60,14 @@ class Pictures:
             EpisodeError: a stream is damaged, or ends before the length that the source declares for it.
             StorageError: the disk refuses.
         """
+        ahead = self._cores > 1 and any(self._ahead(spec) for spec in streams)
+        with ThreadPoolExecutor(self._cores, thread_name_prefix="checks") if ahead else nullcontext() as self._checks:
+            return self._run(streams, threads)
+
+    def _ahead(self, spec: StreamSpec) -> bool:
+        return self._passes and spec.kind == "rgb" and spec.encoding == "jpeg"
+
+    def _run(self, streams: Sequence[StreamSpec], threads: int) -> list[str]:
         if threads == 1 or len(streams) < 2:
             return [warning for spec in streams for warning in self._stream(spec)]
         with ThreadPoolExecutor(min(threads, len(streams)), thread_name_prefix="pictures") as pool:
@@ -78,7 +98,10 @@ class Pictures:
             frames = self._episode.frames(spec)
             if isinstance(frames, Generator):
                 stack.enter_context(closing(frames))  # lets go of files when the stream is trimmed or another failed
-            for frame in islice(frames, self._frames):
+            wanted: Iterator[Frame] = islice(frames, self._frames)
+            if self._checks is not None and self._ahead(spec):
+                wanted = stack.enter_context(closing(checked_ahead(wanted, key_of(spec), self._checks, self._cores)))
+            for frame in wanted:
                 if self._stop.is_set():
                     return warnings
                 self._push(spec, frame)

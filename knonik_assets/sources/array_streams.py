@@ -89,8 +89,8 @@ def first_shape(array: Array, content: Content) -> tuple[int, int]:
 def read_rows(array: Array, content: Content) -> Iterator[Any]:
     """The frames one after another: `EncodedImage`, or arrays as stored. Reads single frames or whole chunks."""
     if content.kind in ("encoded", "encoded_depth"):
-        for index in range(content.length):
-            yield cut_encoded(array.row_bytes(index), f"{array.where}, row {index}")
+        for index, data in enumerate(array.each_row_bytes()):
+            yield cut_encoded(data, f"{array.where}, row {index}")
         return
     yield from array.stream()
 

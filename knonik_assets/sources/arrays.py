@@ -76,6 +76,15 @@ class Array(ABC):
         """
         return as_bytes(self.rows(index, index + 1)[0])
 
+    def each_row_bytes(self) -> Iterator[bytes]:
+        """`row_bytes` of every row, one after another.
+
+        Raises:
+            EpisodeError: damaged or missing, behind the rows before.
+        """
+        for index in range(self.shape[0]):
+            yield self.row_bytes(index)
+
     def check_complete(self, *, numeric: bool) -> str | None:
         """Refuse what would read as zeros that nobody recorded.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -16,6 +16,10 @@ from knonik_assets.sources.hdf5_paths import find, reading, walk
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Hdf5Array", "Hdf5Tree", "check_written", "hash_dataset"]
+
+_MOST_ROWS = 16
+_MOST_BYTES = 4 << 20
+"""Rows of bytes are read a few at once: a call of the library costs more than a small row."""
 
 
 class Hdf5Tree(Tree):
@@ -64,6 +68,23 @@ class Hdf5Array(Array):
         """See `Array.row_bytes`."""
         with reading(f"{self.where}, row {index}"):
             return as_bytes(self._dataset[index])
+
+    def each_row_bytes(self) -> Iterator[bytes]:
+        """See `Array.each_row_bytes`."""
+        at, count = 0, 1
+        while at < self.shape[0]:
+            stop = min(at + count, self.shape[0])
+            try:
+                with reading(f"{self.where}, row {at}"):
+                    found = [as_bytes(row) for row in self._dataset[at:stop]]
+            except EpisodeError:
+                # one of them is damaged: those before it come first
+                for index in range(at, stop):
+                    yield self.row_bytes(index)
+            else:
+                yield from found
+                count = max(1, min(_MOST_ROWS, 2 * count, _MOST_BYTES // max(1, *map(len, found))))
+            at = stop
 
     def check_complete(self, *, numeric: bool) -> str | None:
         """See `Array.check_complete`."""
