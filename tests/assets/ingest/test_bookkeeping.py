@@ -46,6 +46,66 @@ def test_a_lock_where_nothing_can_be_written(tmp_path):
         pass
 
 
+def test_a_run_that_fails_leaves_no_directory_that_only_it_made(tmp_path):
+    def run(out, name):
+        with OutputLock(out):
+            if name:
+                (out / name).write_text("something")
+            raise EpisodeError("no good")
+
+    def fail(out, name=""):
+        with pytest.raises(EpisodeError, match="no good"):
+            run(out, name)
+
+    fail(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    fail(tmp_path / "c", "kept")
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["kept"]
+    fail(tmp_path / "d", ".knonik/numbers")
+    assert (tmp_path / "d" / ".knonik" / "numbers").exists()
+    (tmp_path / "e").mkdir()
+    fail(tmp_path / "e")
+    assert list((tmp_path / "e").iterdir()) == []
+    with OutputLock(tmp_path / "f"):
+        pass
+    fail(tmp_path / "f")
+    assert (tmp_path / "f" / ".knonik" / "lock").exists()
+
+
+def test_a_lock_file_that_its_last_holder_removed_is_not_taken(tmp_path, monkeypatch):
+    """A second run opened it just before; it would hold a lock that no third run could see."""
+    real, opened = os.open, []
+
+    def open_late(path, *options):
+        file = real(path, *options)
+        if not opened:
+            opened.append(file)
+            (tmp_path / ".knonik" / "lock").unlink()
+        return file
+
+    monkeypatch.setattr("knonik_assets.ingesting.lock.os.open", open_late)
+    with (
+        OutputLock(tmp_path, "the second"),
+        pytest.raises(StorageError, match="the second"),
+        OutputLock(tmp_path, "the third"),
+    ):
+        pass
+
+
+def test_directories_that_another_run_removes_are_made_again(tmp_path, monkeypatch):
+    real, removed = os.open, []
+
+    def open_late(path, *options):
+        if not removed:
+            removed.append(path)
+            path.parent.rmdir()
+        return real(path, *options)
+
+    monkeypatch.setattr("knonik_assets.ingesting.lock.os.open", open_late)
+    with OutputLock(tmp_path / "out"):
+        assert (tmp_path / "out" / ".knonik" / "lock").exists()
+
+
 def test_numbers_only_grow(tmp_path):
     (tmp_path / ".knonik").mkdir()
     first = assign_numbers(tmp_path, ["b", "c"], read_numbers(tmp_path))

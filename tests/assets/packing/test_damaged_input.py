@@ -52,6 +52,7 @@ def test_what_is_copied_beside_its_check_is_not_seen_before_it(tmp_path, engine)
             pack(episodes, target, "d", **(options | more))
         left = {path.name for path in target.rglob("*") if path.is_file()} - {"lock"}
         assert left == (first.keys() | {"hlp_manifest.1.json", "pack_report.json"} if more else set())
+        assert target.exists() == bool(more)
     path.write_bytes(whole)
     again = pack(episodes, tmp_path / "new", "d", **options)
     assert {path.name: path.read_bytes() for path in again} == first
