@@ -85,7 +85,7 @@ def whole_jpegs(path: Path, length: int, found: Callable[[PacketTable], None]) -
     """
     times: list[int] = []
     held = b""
-    with media_errors("read", path, f"after frame {len(times)}"), av.open(str(path)) as container:
+    with media_errors("read", path, "damaged video"), av.open(str(path)) as container:
         if len(container.streams.video) != 1:
             raise EpisodeError(f"{path} holds {len(container.streams.video)} video streams instead of one")
         for packet in container.demux(container.streams.video[0]):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from knonik_assets.sources import images
 from knonik_assets.sources.base import EncodedImage
 from knonik_assets.sources.images import (
     _MARKER_IN_SCAN,
@@ -208,7 +209,8 @@ def test_damaged_jpegs_are_named(picture):
 
 
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_the_first_marker_of_a_scan_is_found_whatever_is_before_it(at):
+def test_the_first_marker_of_a_scan_is_found_whatever_is_before_it(at, monkeypatch):
+    monkeypatch.setattr(images, "_SCAN_BLOCK", 16)
     rng = np.random.default_rng(at)
     for size in (0, 1, 2, 3, 400):
         for _ in range(50):
