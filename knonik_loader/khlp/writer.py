@@ -6,6 +6,7 @@ survive a crash at any moment.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ PARTIAL_SUFFIX = ".partial"
 _BLOCK = 1 << 20
 """Bytes that are checksummed and written at once, outside of the interpreter: many small calls would each wait for it
 where other threads prepare what comes next; and page caches take large writes at twice the rate of single pictures."""
+
+_BUFFER = 1 << 16
+"""Of the file beneath: blocks that are larger pass it by."""
 
 _FLUSH = 32 << 20
 """Bytes behind which the disk begins to write what the page cache has, while more is being added."""
@@ -109,8 +113,9 @@ class HlpWriter:
         self._schema = Schema(profile, tuple(streams), hlp_id)
         self._position = 0
         self._crc = 0
-        self._pending: list[bytes | memoryview] = []
-        self._pending_bytes = 0
+        self._block = memoryview(bytearray(_BLOCK))  # the same memory again: fresh pages cost more than the copy
+        self._filled = 0
+        self._keeps = not isinstance(sink, io.BufferedWriter)  # an upload may send what it was given later
         self._episodes: dict[str, tuple[int, EpisodeRow]] = {}
         self._shards: list[tuple[int, int, int, int, int]] = []
         self._times: list[npt.NDArray[np.float64]] = []
@@ -166,7 +171,7 @@ class HlpWriter:
                 self._rows[stream.stream_id].append((len(record.data), crc32c(record.data), record.key_back, flags))
                 self._append(record.data)
         self._pad(ALIGN)
-        self._drain()  # the records are the caller's memory
+        self._drain()
         self._shards.append((start, self._position - start, episode, first_frame, len(times)))
         self._times.append(times)
 
@@ -197,17 +202,22 @@ class HlpWriter:
 
     def _append(self, data: bytes | memoryview) -> None:
         self._position += len(data)
-        self._pending.append(data)
-        self._pending_bytes += len(data)
-        if self._pending_bytes >= _BLOCK:
+        if self._filled + len(data) > _BLOCK:
             self._drain()
+        if len(data) > _BLOCK:
+            self._put(memoryview(data))
+            return
+        self._block[self._filled : self._filled + len(data)] = data
+        self._filled += len(data)
 
     def _drain(self) -> None:
         """Hand what was appended to the sink."""
-        block = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-        self._pending, self._pending_bytes = [], 0
-        self._crc = crc32c(block, self._crc)
-        rest = memoryview(block)
+        filled, self._filled = self._filled, 0
+        block = self._block[:filled]
+        self._put(memoryview(bytes(block)) if self._keeps else block)
+
+    def _put(self, rest: memoryview) -> None:
+        self._crc = crc32c(rest, self._crc)
         while len(rest):
             # an unbuffered sink, such as a pipe, may take a part only
             written = self._sink.write(rest)
@@ -347,7 +357,7 @@ def atomic_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
     try:
         if path.exists():
             raise PackError(f"{path} exists, and packed files are never replaced; choose another directory")
-        with partial.open("xb", buffering=_BLOCK) as sink:
+        with partial.open("xb", buffering=_BUFFER) as sink:
             yield sink, partial
             sink.flush()
             os.fsync(sink.fileno())
