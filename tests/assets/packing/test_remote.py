@@ -389,7 +389,7 @@ def test_a_packer_killed_during_an_upload(episodes, s3, s3_server, tmp_path, scr
         assert {name: left[name] for name in before} == before
         assert "gen_0002/hlp_000004.khlp" not in left
         kept = [name for name in left if name.startswith("gen_0002/")]
-        assert len(kept) >= 4
+        assert len(kept) >= (4 if engine == "inline" else 3), "of two workers one may be busy with the file before"
         assert list(scratch.glob("room-*"))
         config = {"decode_mode": "random_access", "hlp_manifest": manifest, "fs_type": "s3", "chunk_len": 1}
         with ShardedDataLoader({**config, "batch_size": 8, "rank": 0, "world_size": 1}) as loader:
@@ -400,7 +400,8 @@ def test_a_packer_killed_during_an_upload(episodes, s3, s3_server, tmp_path, scr
     pack(episodes, tmp_path / "whole", "d", engine="inline", seed=5, overwrite=True, **options)
     assert stored(out) == tree(tmp_path / "whole")
     report = json.loads(remote(out).read_bytes("pack_report.json"))
-    assert report["files_reused"] == len(kept)
+    # a file that the killed run had sent in full may have arrived after the look
+    assert len(kept) <= report["files_reused"] <= len(kept) + (engine == "processes")
 
 
 def test_a_damaged_leftover_is_written_again(episodes, s3, tmp_path, scratch):
