@@ -25,6 +25,9 @@ _SCHEMA = "card.schema.json"
 _ENOUGH_TO_SPLIT = 20
 """Episodes from which 0.9 to 0.1 leaves the smaller part empty in less than one of eight datasets."""
 
+_MENTIONED = {"jpeg_channel_order": "jpeg_channel_order", "orientation": "orientation", "fps": "set fps"}
+"""Keys that an ingest config answers → what is in the warnings of `detect` that ask for them."""
+
 
 @dataclass
 class CardState:
@@ -121,8 +124,8 @@ def _look_at_raw(card: DatasetCard, state: CardState) -> None:
             with source.open(refs[0]) as episode:
                 state.notes += [*source.warnings, *episode.facts.warnings]
         suspicious = detect(str(card.raw))
-        settled = {"jpeg_channel_order", "orientation"} & set(card.ingest)
-        state.notes += [each for each in suspicious.warnings if not any(key in each for key in settled)]
+        settled = _MENTIONED.keys() & {key for key, value in card.ingest.items() if value is not None}
+        state.notes += [text for text in suspicious.warnings if not any(_MENTIONED[key] in text for key in settled)]
     except KnonikError as error:
         state.problems.append(str(error))
     state.notes = list(dict.fromkeys(state.notes))

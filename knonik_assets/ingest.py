@@ -194,10 +194,11 @@ class _Run:
         numbers = read_numbers(self.out)
         wanted = self.refs[: self.settings.episode_limit]
         numbers = assign_numbers(self.out, [ref.source_id for ref in wanted], numbers)
+        # before anything says that these numbers are this output's own
+        refuse_strangers(self.output, numbers, [ref.source_id for ref in wanted])
         self.output.sent(NUMBERS)
         self._depart(numbers, prune=prune)
         planned = self._plan(wanted, numbers)
-        refuse_strangers(self.out, planned)
         try:
             self._work(planned, fail_fast=fail_fast)
         except StorageError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from knonik_assets.commands.console import out, say
@@ -22,11 +23,14 @@ Folder = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
+_UNWRAPPED = 10_000
+"""Columns for output that no terminal shows."""
+
 
 @dataset_app.command("add")
 def add_command(
     name: Annotated[str, typer.Argument(help="The dataset's name.")],
-    raw: Annotated[str, typer.Option("--raw", help="Its raw recordings.")],
+    raw: Annotated[str, typer.Option("--raw", help="Its raw recordings: path or URL.")],
     cards: Folder = None,
 ) -> None:
     """Write a card from what is found in the raw recordings."""
@@ -54,7 +58,8 @@ def list_command(cards: Folder = None, as_json: AsJson = False) -> None:
         for state in states:
             packs = "broken" if state.problems else ", ".join(state.profiles) or "nothing"
             table.add_row(state.name, packs, state.schedule or "", str(state.path))
-        out.print(table)
+        # outside of a terminal a path stays in one line, to be searched for
+        (out if out.is_terminal else Console(markup=False, width=_UNWRAPPED)).print(table)
         for state in states:
             for problem in state.problems:
                 say("error", problem, colour="red")

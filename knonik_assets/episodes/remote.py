@@ -18,12 +18,22 @@ from knonik_assets.episodes.metadata import METADATA
 from knonik_assets.storage import ObjectFolder, ObjectInfo
 from knonik_loader.errors import EpisodeError, KnonikError, StorageError, reworded
 
-__all__ = ["RemoteEpisodes", "describes", "download_all", "list_remote", "publish_remote", "remove_remote", "retelling"]
+__all__ = [
+    "RemoteEpisodes",
+    "describes",
+    "download_all",
+    "is_written",
+    "list_remote",
+    "publish_remote",
+    "remove_remote",
+    "retelling",
+]
 
 T = TypeVar("T")
 
 _AT_ONCE = 8
 _EPISODE = re.compile(r"episode_\d{6,}")
+_WRITTEN = re.compile(r"rgb_[^/]+\.(webm|mkv)|depth_[^/]+\.hdf5|[^/]+/(\.zarray|\.zattrs|[0-9]+(\.[0-9]+)*)")
 _DESCRIBING = (METADATA, "annotations/language/episode.yaml")
 
 
@@ -62,6 +72,11 @@ def list_remote(folder: ObjectFolder) -> RemoteEpisodes:
 def describes(name: str) -> bool:
     """Whether a file of an episode is one of the small ones that say what is in it."""
     return name in _DESCRIBING
+
+
+def is_written(name: str) -> bool:
+    """Whether a file within an episode's folder can be one that an ingest wrote."""
+    return describes(name) or _WRITTEN.fullmatch(name) is not None
 
 
 def download_all(folder: ObjectFolder, objects: Iterable[ObjectInfo], to: Path) -> None:

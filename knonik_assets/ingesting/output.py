@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Self
 
 from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
-from knonik_assets.episodes.remote import describes, download_all, remove_remote, retelling
+from knonik_assets.episodes.remote import describes, download_all, is_written, remove_remote, retelling
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.episodes.view import RemoteView
 from knonik_assets.ingesting.fingerprints import FINGERPRINTS
 from knonik_assets.ingesting.lock import OutputLock
-from knonik_assets.ingesting.numbering import NUMBERS
+from knonik_assets.ingesting.numbering import NUMBERS, episode_name, read_numbers
 from knonik_assets.ingesting.planning import remove
 from knonik_assets.storage import Lease, ObjectFolder, Place
 from knonik_loader.errors import EpisodeError, StorageError
@@ -23,6 +23,7 @@ from knonik_loader.errors import EpisodeError, StorageError
 __all__ = ["LocalOutput", "Output", "RemoteOutput", "open_output"]
 
 _STATE = (NUMBERS, FINGERPRINTS, "config.json")
+_CLOCK = "frame_time"
 
 
 class Output(ABC):
@@ -59,6 +60,13 @@ class Output(ABC):
     @abstractmethod
     def remove(self, episode_id: str) -> None:
         """Take an episode away."""
+
+    @abstractmethod
+    def stranger(self, episode_id: str) -> bool:
+        """Whether something stands where an episode belongs that was not put there by an ingest.
+
+        A damaged episode still is one: it holds its metadata or its clock.
+        """
 
     def sent(self, name: str) -> None:  # noqa: B027 - nothing to do for a directory
         """A file was written at ``path / name``: have it where it belongs, if it is there."""
@@ -119,6 +127,12 @@ class LocalOutput(Output):
         """See `Output.remove`."""
         remove(self.path, episode_id)
 
+    def stranger(self, episode_id: str) -> bool:
+        """See `Output.stranger`."""
+        path = self.path / episode_id
+        ours = path.is_dir() and ((path / METADATA).exists() or (path / _CLOCK).exists() or not any(path.iterdir()))
+        return not ours and (path.exists() or path.is_symlink())
+
 
 class RemoteOutput(Output):
     """A folder of an object store: what workers finish is uploaded, the marker of each episode last.
@@ -139,11 +153,18 @@ class RemoteOutput(Output):
             stack.enter_context(self._lease)
             self.lease = self._lease.id
             stack.enter_context(self._view)
-            for left in self._view.listed.halves.values():
-                self._folder.delete(one.key for one in left)
             self.path = self._view.folder
+            self._sweep()
             self._stack = stack.pop_all()
         return self
+
+    def _sweep(self) -> None:
+        """Remove what killed runs left of episodes, and nothing that anybody else put there."""
+        halves = self._view.listed.halves
+        numbered = {episode_name(number) for number in read_numbers(self.path).values()} if halves else set()
+        for name, left in list(halves.items()):
+            if name in numbered and all(is_written(one.key.partition("/")[2]) for one in left):
+                self._folder.delete(one.key for one in halves.pop(name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -172,6 +193,10 @@ class RemoteOutput(Output):
         self.check()
         remove_remote(self._folder, self._view.listed.episodes.pop(episode_id, {}))
         remove(self.path, episode_id)
+
+    def stranger(self, episode_id: str) -> bool:
+        """See `Output.stranger`."""
+        return episode_id in self._view.listed.halves
 
     def sent(self, name: str) -> None:
         """See `Output.sent`."""

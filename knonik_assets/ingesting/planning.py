@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
+from knonik_assets.episodes.metadata import EpisodeMetadata, read_metadata
 from knonik_assets.episodes.reader import list_episodes
 from knonik_assets.episodes.storing import storage_errors, sync, workspaces
 from knonik_assets.ingesting.fingerprints import FileDigests
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from knonik_assets.ingesting.output import Output
 
 __all__ = ["Planned", "departed", "plan", "refuse_strangers", "remove"]
-
-_CLOCK = "frame_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +78,18 @@ def plan(
     return planned
 
 
-def refuse_strangers(out: Path, planned: Sequence[Planned]) -> None:
+def refuse_strangers(output: Output, numbers: Mapping[str, int], source_ids: Iterable[str]) -> None:
     """Leave alone what stands where an episode belongs and was not put there by an ingest.
-
-    A damaged episode still is one: it holds its metadata or its clock.
 
     Raises:
         StorageError: something else is in the way.
     """
-    for one in planned:
-        path = out / one.episode_id
-        ours = path.is_dir() and ((path / METADATA).exists() or (path / _CLOCK).exists() or not any(path.iterdir()))
-        if not ours and (path.exists() or path.is_symlink()):
+    for source_id in source_ids:
+        episode_id = episode_name(numbers[source_id])
+        if output.stranger(episode_id):
             raise StorageError(
-                f"{path} stands where {one.ref.source_id} belongs and is no ingested episode: move it away, or name "
-                "another output."
+                f"{output.where}/{episode_id} stands where {source_id} belongs and is no ingested episode: move it "
+                "away, or name another output."
             )
 
 

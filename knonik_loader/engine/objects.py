@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from knonik_loader.engine.awaited import GivenUpError, Requests
 from knonik_loader.engine.storage import fs_type_of, join_url
@@ -31,6 +33,8 @@ _PATIENCE_S = 120.0
 """After which no further attempt begins."""
 _METADATA_SERVICE = "169.254.169.254"
 """Where a machine of Amazon's finds its role: asked last, when nothing else gave credentials."""
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+"""In the dump of Rust's error that obstore adds: the operating system's words, such as "Connection refused"."""
 _TIMEOUT = timedelta(seconds=30)
 _RETRY = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
 
@@ -234,7 +238,13 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
     if params.get("max_pool_connections"):
         client["pool_max_idle_per_host"] = str(params["max_pool_connections"])
     endpoint = params.get("endpoint_url")
-    if str(endpoint or _endpoint_of_environment(fs_type)).startswith("http://"):
+    address = str(endpoint or _endpoint_of_environment(fs_type))
+    if address and not _is_address(address):  # obstore would panic, with a traceback of its own
+        raise ConfigError(
+            f"the endpoint {address!r} is no address; write http://HOST:PORT or https://HOST, in "
+            "fs_params.endpoint_url or AWS_ENDPOINT_URL."
+        )
+    if address.startswith("http://"):
         client["allow_http"] = True
     common: dict[str, Any] = {"client_options": client, "retry_config": _RETRY}
     config: dict[str, Any] = {"skip_signature": True} if params.get("anonymous") else {}
@@ -251,6 +261,19 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
     config |= {"account_name": params["account"]} if params.get("account") else {}
     config |= {"endpoint": endpoint} if endpoint else {}
     return AzureStore(bucket, config=config, **common)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not re.search(r"\s", text)
+        )
+    except ValueError:
+        return False
 
 
 def _endpoint_of_environment(fs_type: str) -> str:
@@ -289,6 +312,10 @@ def _outage(message: str) -> StorageError:
 
 
 def _reason(error: BaseException) -> str:
-    """What obstore says, on one line: the request, how often it was sent, and what came back."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return " ".join(lines)[:400] if lines else type(error).__name__
+    """What obstore says, on one line: the request, how often it was sent, what came back, and what lies below it."""
+    said, _, below = str(error).partition("Debug source:")
+    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    cause = _CAUSE.search(below)
+    return " ".join(lines)[:400] + (f" ({cause[1]})" if cause is not None else "")

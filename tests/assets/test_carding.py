@@ -80,7 +80,7 @@ def test_listing_names_broken_cards(place, capsys):
     assert (bad.name, "did you mean 'owners'" in bad.problems[0]) == ("bad", True)
     assert main(["dataset", "list"]) == 1
     shown = capsys.readouterr()
-    assert "arms" in shown.out
+    assert str(good.path) in shown.out, "in one line, however long"
     assert "line 2" in shown.err
 
 
@@ -96,6 +96,15 @@ def test_a_look_at_the_raw_data(place, capsys):
     assert json.loads(capsys.readouterr().out)[0]["problems"]
     with pytest.raises(ConfigError, match="did you mean 'arms'"):
         check_card("amrs")
+
+
+def test_what_a_card_answers_is_asked_no_more(place):
+    path, _ = add_card("arms", Path(__file__).resolve().parents[2] / "dagster_home" / "sample" / "aloha_sim")
+    config = yaml.safe_load(path.read_text())
+    for fps, asked in ((None, True), (25, False)):
+        config["ingest"] = {**config["ingest"], "fps": fps}
+        path.write_text(yaml.safe_dump(config))
+        assert any("set fps" in note for note in check_card("arms").notes) == asked
 
 
 def test_a_place_without_data(place, capsys):

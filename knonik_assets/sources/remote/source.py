@@ -262,8 +262,8 @@ class RemoteSource:
             self.release()
             size = sum(one.size for one in held.passing)
             if size and self._lent is None:
-                self._room = Scratch().room(size, f"{self.place}, {held.inner.source_id},")
-                self._room.__enter__()
+                room = Scratch().room(size, f"{self.place}, {held.inner.source_id},")
+                self._room = room.__enter__()
             self._staged = held
             mirror.stage(held.own)
         moved: EpisodeRef = _moved(held.inner, held.base, str(mirror.base))

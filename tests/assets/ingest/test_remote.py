@@ -145,6 +145,33 @@ def test_an_episode_larger_than_scratch_fails_alone(raw, s3, monkeypatch):
     assert "KNONIK_SCRATCH_BYTES" in report.failed[0].reason
 
 
+def test_scratch_too_small_for_a_single_byte(raw, s3, monkeypatch):
+    url = upload_tree(raw, f"{s3}/stamped")
+    monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "1")
+    with pytest.raises(StorageError, match="KNONIK_SCRATCH_BYTES allows 1 in"):
+        run(CONFIG, url, f"{s3}/episodes", engine="inline")
+    assert bucket_tree(f"{s3}/episodes") == {}
+
+
+@pytest.mark.parametrize("file", ["cam/frame_000000.npy", ".zgroup", "rgb_top.webm"])
+def test_what_others_put_into_the_output_stays(raw, s3, file):
+    url, out = upload_tree(raw, f"{s3}/stamped"), f"{s3}/episodes"
+    folder_at(out).put_bytes(f"episode_000001/{file}", b"raw")
+    before = bucket_tree(out)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=f"{out}/episode_000001 stands where .* is no ingested episode: move"):
+            run(CONFIG, url, out, engine="inline")
+        assert {key: data for key, data in bucket_tree(out).items() if not key.startswith(".knonik/lease")} == before
+    run({**CONFIG, "episode_limit": 1}, url, out, engine="inline")
+    assert bucket_tree(out)[f"episode_000001/{file}"] == b"raw"
+    folder_at(out).delete([f"episode_000001/{file}"])
+    assert statuses(run(CONFIG, url, out, engine="inline")) == ["skipped", "written", "written"]
+    folder_at(out).delete(["episode_000001/metadata.json"])  # as a run leaves it that is killed while it replaces
+    folder_at(out).put_bytes("episode_000001/rgb_gone.webm", b"older")
+    assert statuses(run(CONFIG, url, out, engine="inline")) == ["skipped", "written", "skipped"]
+    assert "episode_000001/rgb_gone.webm" not in bucket_tree(out)
+
+
 def test_a_family_whose_episodes_share_files_has_to_fit_as_a_whole(raw, tmp_path, s3, monkeypatch):
     url = upload_tree(raw, f"{s3}/raw")
     monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "1000")

@@ -1,5 +1,7 @@
 import os
 import pickle
+import socket
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,29 @@ def test_s3_errors_name_the_object(bucket):
         storage.read_all(storage.resolve("nope"))
     with pytest.raises(TruncatedError, match=r"s3://bkt/lake/hlp_manifest\.json"):
         storage.read(key, size - 2, 10)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9000", "http://", "http://host:port", "http://a b", "ftp://host", "http:///lake"]
+)
+def test_an_endpoint_that_is_no_address_is_refused(address, monkeypatch, credentials):
+    """The client library panics at some of these."""
+    with pytest.raises(ConfigError, match="is no address; write http://HOST:PORT"):
+        open_storage("s3", {"endpoint_url": address}).size("s3://bkt/x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(ConfigError, match="is no address"):
+        open_storage("s3").read_all("s3://bkt/x")
+
+
+def test_an_endpoint_that_nobody_serves_is_told_in_a_sentence(monkeypatch, credentials):
+    monkeypatch.setattr(objects, "_ATTEMPTS", 1)
+    monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0, "retry_timeout": timedelta(seconds=5)})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(StorageError) as told:
+        open_storage("s3", {"endpoint_url": f"http://127.0.0.1:{port}", "region": "us-east-1"}).size("s3://bkt/x")
+    assert "error sending request (Connection refused); check the network" in str(told.value)
+    assert "Debug" not in str(told.value)
 
 
 def test_a_forked_child_is_told_that_connections_do_not_survive(bucket):
