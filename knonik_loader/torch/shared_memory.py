@@ -80,13 +80,31 @@ class _Piece(_Mapping):
 
 
 class _Loan(_Mapping):
-    """The same memory where it was sent to; what a fork of that process has of it is not its own to give back."""
+    """The same memory where it was sent to. What a fork of that process has of it too is never given back."""
 
-    pid: int
+    mine = False
 
     def __del__(self) -> None:
-        if getattr(self, "pid", None) == os.getpid():
+        if self.mine:
             self[0] = 0
+
+
+_loans: weakref.WeakSet[_Loan] = weakref.WeakSet()
+"""Of this process."""
+_forking = threading.Lock()
+"""Held while loans are noted, and while the process forks."""
+
+
+def _keep_loans() -> None:
+    """Before a fork: the child, which looks at the same memory, cannot say when it has let go."""
+    _forking.acquire()
+    for loan in list(_loans):
+        loan.mine = False
+    _loans.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_keep_loans, after_in_parent=_forking.release, after_in_child=_forking.release)
 
 
 class SharedPool:
@@ -97,7 +115,8 @@ class SharedPool:
         self._owners: dict[str, list[npt.NDArray[np.uint8]]] = {}
         self._used: dict[int, int] = {}
         self._pieces: weakref.WeakValueDictionary[int, _Piece] = weakref.WeakValueDictionary()
-        self._turn = self._fresh = self._reused = 0
+        self._turns: dict[str, int] = {}
+        self._fresh = self._reused = 0
 
     def begin(self) -> BatchMemory:
         """The pool itself: what is still written into is not idle."""
@@ -111,7 +130,7 @@ class SharedPool:
         if size <= _SMALL:
             return np.empty(shape, kind)
         with self._lock:
-            self._turn += 1
+            self._turns[name] = self._turns.get(name, 0) + 1
             return self._idle(name, size)[:size].view(kind).reshape(shape)
 
     def counts(self) -> dict[str, int]:
@@ -122,19 +141,21 @@ class SharedPool:
 
     def piece_of(self, address: int) -> _Piece | None:
         """The piece that holds an address of this process."""
-        for piece in self._pieces.values():
+        with self._lock:  # the thread that sends looks here while another one makes pieces
+            pieces = list(self._pieces.values())
+        for piece in pieces:
             if piece.address <= address < piece.address + len(piece):
                 return piece
         return None
 
     def _idle(self, name: str, size: int) -> npt.NDArray[np.uint8]:
-        owners, found = self._owners.setdefault(name, []), None
+        owners, found, turn = self._owners.setdefault(name, []), None, self._turns[name]
         for index in reversed(range(len(owners))):
             if references(owners, index) != UNUSED or _piece(owners[index]).lent:
                 continue
             if found is None and owners[index].size >= size:
                 found = owners.pop(index)
-            elif owners[index].size < size or self._turn - self._used[id(owners[index])] > _IDLE_TURNS:
+            elif owners[index].size < size or turn - self._used[id(owners[index])] > _IDLE_TURNS:
                 del self._used[id(owners[index])], owners[index]
         if found is None:
             piece = _Piece.make(size)
@@ -144,7 +165,7 @@ class SharedPool:
         else:
             self._reused += 1
         owners.append(found)
-        self._used[id(found)] = self._turn
+        self._used[id(found)] = turn
         if len(owners) > _KEPT:
             self._used.pop(id(owners.pop(0)))  # its user keeps it for long; it is freed with the last view
         return found
@@ -264,7 +285,9 @@ def _borrow(handle: _Handle, length: int) -> _Loan:
         loan = _Loan(fd, length)
     finally:
         os.close(fd)
-    loan.pid = os.getpid()
+    with _forking:
+        loan.mine = True
+        _loans.add(loan)
     return loan
 
 

@@ -5,6 +5,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import sys
+import threading
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -160,6 +162,56 @@ def test_a_fork_of_the_receiver_gives_nothing_back():
     assert child.exitcode == 0
     made(pool, 1)
     assert (arrived["rgb_a"] == 7).all()
+
+
+def test_what_a_fork_still_looks_at_is_not_used_again():
+    pool = SharedPool()
+    arrived = sent(made(pool, 7))
+    go, answer = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(go[0], 1)
+        os.write(answer[1], arrived["rgb_a"].numpy()[0, 0, :1].tobytes())
+        os._exit(0)
+    del arrived
+    made(pool, 9)
+    os.write(go[1], b"x")
+    assert os.read(answer[0], 1) == bytes([7])
+    os.waitpid(child, 0)
+    for end in (*go, *answer):
+        os.close(end)
+
+
+def test_a_batch_is_sent_while_the_next_one_needs_memory():
+    pool, failed, done = SharedPool(), [], threading.Event()
+
+    def send():
+        try:
+            while not done.is_set():
+                pool.piece_of(0)
+        except RuntimeError as error:
+            failed.append(error)
+
+    sender = threading.Thread(target=send)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        sender.start()
+        held = [pool.take(0, f"rgb_{number}", SHAPE, np.uint8) for number in range(300)]
+    finally:
+        done.set()
+        sender.join()
+        sys.setswitchinterval(interval)
+    assert (failed, len(held)) == ([], 300)
+
+
+@pytest.mark.parametrize("streams", [1, 20])
+def test_memory_is_remembered_by_batches_however_many_streams_they_have(streams):
+    pool = SharedPool()
+    for _ in range(8):
+        several = [[pool.take(0, f"rgb_{at}", SHAPE, np.uint8) for at in range(streams)] for _ in range(4)]
+        del several
+    assert pool.counts()["fresh"] == 4 * streams
 
 
 @pytest.mark.parametrize(
