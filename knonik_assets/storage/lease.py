@@ -86,7 +86,7 @@ class Lease:
             self._thread.join()
         with suppress(StorageError):  # it runs out by itself, and must not hide what went wrong
             if self._lost is None:
-                self._put(self._info, released=True)
+                self._again(released=True)
 
     def check(self) -> None:
         """Before anything is written: is the lease still held?
@@ -120,11 +120,21 @@ class Lease:
         data = json.dumps(said).encode()
         self._info = self._folder.put_bytes(LEASE, data, if_none_match=before is None, if_match=before)
 
+    def _again(self, *, released: bool) -> None:
+        """Write the lease over what this holder wrote last, also where it never heard that it did."""
+        try:
+            self._put(self._info, released=released)
+        except ConflictError:
+            found = self._folder.get(LEASE)
+            if found is None or _said(found[0]).get("id") != self.id:
+                raise
+            self._put(found[1], released=released)
+
     def _renew(self) -> None:
         last = time.monotonic()
         while not self._ending.wait(self._seconds / _RENEWALS):
             try:
-                self._put(self._info, released=False)
+                self._again(released=False)
                 last = time.monotonic()
             except ConflictError:
                 self._lost = _taken(self._folder)

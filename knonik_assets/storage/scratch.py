@@ -103,7 +103,7 @@ class Scratch:
         except OSError as error:
             raise _refused(self.folder, error) from error
         finally:
-            os.close(file)
+            _let_go(file)
 
     def _others(self, but: Path | None = None) -> list[_Other]:
         """Rooms in use, oldest first; those of dead processes are removed on the way."""
@@ -224,6 +224,14 @@ class Room:
         file, self._file = self._file, -1
         with suppress(KnonikError), self._scratch._ledger():
             shutil.rmtree(self._path, ignore_errors=True)
+        _let_go(file)
+
+
+def _let_go(file: int) -> None:
+    """Unlock and close: a process that was forked meanwhile has the file open, too, and would go on locking it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
         os.close(file)
 
 

@@ -86,3 +86,14 @@ def test_who_lost_the_lease_stops(folder):
                 lease.check()
                 time.sleep(0.02)
     assert folder.head(LEASE).etag == taken.etag, "a lost lease is not given back"
+
+
+def test_a_renewal_that_got_through_unheard_is_no_other_run(folder):
+    with Lease(folder, seconds=0.3) as lease:
+        said = json.loads(folder.read_bytes(LEASE)) | {"renewed": 0}
+        unheard = folder.put_bytes(LEASE, json.dumps(said).encode())
+        while folder.head(LEASE).etag == unheard.etag:
+            lease.check()
+            time.sleep(0.02)
+        lease.check()
+    assert json.loads(folder.read_bytes(LEASE))["released"]

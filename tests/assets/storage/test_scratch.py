@@ -1,5 +1,6 @@
 """Scratch space is bounded over all processes of a machine, and what a killed run left is swept."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -173,3 +174,22 @@ def test_the_environment_says_where_and_how_much(tmp_path, monkeypatch):
         Scratch(tmp_path / "file").room(1, "x").__enter__()
     monkeypatch.delenv("KNONIK_SCRATCH")
     assert str(os.getuid()) in Scratch().folder.name
+
+
+def test_a_fork_holds_nobody_up(scratch):
+    """Whoever waits for a room waits for who took it, not for what that process has forked since."""
+    go = os.pipe()
+    with scratch.room(50, "a"):
+        (room,) = rooms(scratch)
+        file = os.open(room / "held", os.O_RDWR)
+        child = os.fork()
+        if child == 0:
+            os.read(go[0], 1)
+            os._exit(0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.write(go[1], b"x")
+        os.waitpid(child, 0)
+        for end in (file, *go):
+            os.close(end)
