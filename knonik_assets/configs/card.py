@@ -142,7 +142,7 @@ class DatasetCard(_Strict):
     """Answers to what the dataset config cannot know."""
     schedule: str | None = None
     """Cron of re-packs, five fields."""
-    fresh_hours: float | None = Field(default=None, ge=0.1)
+    fresh_hours: float | None = Field(default=None, ge=0.1, le=1_000_000)
     """Hours after which a dataset that was not built again is overdue; by default a schedule's longest pause and a
     quarter more for packed data, and never for the rest."""
     keep_days: float | Literal["forever"] = 14

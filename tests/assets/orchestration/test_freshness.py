@@ -43,6 +43,12 @@ def test_the_card_has_the_last_word(workshop):
     assert hours(workshop) == dict.fromkeys([*MADE_FROM_RAW, "khlp_training_fast"], 48)
 
 
+def test_a_time_that_no_clock_counts_breaks_its_own_card_alone(workshop):
+    workshop.card("fresh_hours: 1.0e+300\npack: {profiles: [training_fast]}\n", "wild")
+    workshop.card("fresh_hours: 1000000\npack: {profiles: [training_fast]}\n", "patient")
+    assert hours(workshop) == dict.fromkeys([*MADE_FROM_RAW, "khlp_training_fast"], 1_000_000)
+
+
 def test_the_most_impatient_card_counts(workshop):
     workshop.card("fresh_hours: 48\npack: {profiles: [training_fast]}\n", "slow")
     workshop.card("fresh_hours: 2.5\npack: {profiles: [compact_video]}\n", "quick")
