@@ -33,6 +33,8 @@ AHEAD = 1
 SAMPLED = (1000, 120)
 """Payloads of each camera in the limit: more than the processor's caches hold, as the loader meets them, and few enough
 to stay there."""
+RECORDINGS = {"dir_type": "episodic", "data_type": "hdf5", "fps": 50, "metadata": {"dataset": "bench"}}
+"""How the clips are read."""
 TURNS = int(os.environ.get("KNONIK_BENCH_TURNS", "5"))
 BATCHES = int(os.environ.get("KNONIK_BENCH_BATCHES", "4"))
 
@@ -53,12 +55,6 @@ def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, i
     from knonik.ingest import pack, run
     from knonik_assets.episodes.reader import EpisodeReader, list_episodes
 
-    config = {
-        "dir_type": "episodic",
-        "data_type": "hdf5",
-        "fps": 50,
-        "metadata": {"dataset": "bench"},
-    }
     # Frames that were JPEGs before say little of their own noise; a video of high quality still has it.
     presets = {
         "episodes": {"codec": "jpeg", "quality": 95},
@@ -68,7 +64,7 @@ def prepare(root: Path) -> tuple[dict[str, Path], list[bytes], tuple[int, int, i
     manifests = {profile: root / profile / "hlp_manifest.json" for profile in PROFILES}
     if not all(path.exists() for path in manifests.values()):
         for name, rgb in presets.items():
-            run({**config, "preset": {"rgb": rgb}}, input=clips_folder(), output=root / name)
+            run({**RECORDINGS, "preset": {"rgb": rgb}}, input=clips_folder(), output=root / name)
         for profile in PROFILES:
             pack(root / source[profile], root / profile, "bench", storage_profile=profile)
     jpegs: list[bytes] = []

@@ -5,7 +5,9 @@ over the same reader. Each runs in a process of its own with two workers or thre
 ``KNONIK_PEERS_PYTHON`` names the Python that has them and the loader's few dependencies, else this one is tried.
 LeRobotDataset is compared in ``torch_data``.
 
-What counts is the processor's time a frame over all processes, and beside it frames by the clock.
+The loader and the others read the same JPEGs, 4:2:0, encoded from the recordings' frames: of quality 90, at which the
+bounds are stated, and of 95, what ``training_fast`` makes of arrays by default. What counts is the processor's time a
+frame over all processes, and beside it frames by the clock.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import ROOT, Ratio
-from benchmarks.loading import WINDOW, cameras_of, config_of, prepare, workspace
+from benchmarks.common import ROOT, Ratio, clips_folder
+from benchmarks.loading import RECORDINGS, WINDOW, config_of, workspace
 from benchmarks.rates import Loading
+from knonik_loader.engine.dataset import open_dataset
+from knonik_loader.engine.storage import open_storage
 
 BATCH, BATCHES, TURNS, WORKERS = 32, 4, 3, 2
+QUALITIES = (90, 95)
 PEERS = {"torch": ("torch DataLoader, JPEG files", ">= 2"), "grain": ("grain's threads, JPEG files", ">= 1.4")}
 
 
@@ -64,11 +69,20 @@ class Frames:
         return sample
 
 
+def pack_quality(root: Path, quality: int) -> Path:
+    """Manifest of ``training_fast`` whose JPEGs are of a quality, encoded from the recordings' own frames."""
+    from knonik.ingest import pack, run
+
+    packed, episodes = root / f"training_fast_q{quality}", root / f"episodes_q{quality}"
+    if not (packed / "hlp_manifest.json").exists():
+        preset = {"rgb": {"codec": "jpeg", "quality": quality}}
+        run({**RECORDINGS, "preset": preset}, input=clips_folder(), output=episodes)
+        pack(episodes, packed, "bench", storage_profile="training_fast")
+    return packed / "hlp_manifest.json"
+
+
 def write_files(fast: Path, root: Path) -> None:
     """The stored JPEGs of a ``training_fast`` dataset as files."""
-    from knonik_loader.engine.dataset import open_dataset
-    from knonik_loader.engine.storage import open_storage
-
     with contextlib.closing(open_dataset(open_storage("local", {}), str(fast))) as dataset:
         shards = dataset.index.shards
         for row in range(len(shards)):
@@ -137,12 +151,13 @@ def processor_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def against(peer: str, files: Path, config: dict[str, Any]) -> list[Ratio]:
+def against(peer: str, quality: int, files: Path, config: dict[str, Any]) -> list[Ratio]:
     """The loader and a peer in turns."""
     named, wanted = PEERS[peer]
+    what = f"training_fast, JPEG q{quality}"
     python = os.environ.get("KNONIK_PEERS_PYTHON", sys.executable)
     if subprocess.run([python, "-c", f"import {peer}, simplejpeg, numpy"], capture_output=True, check=False).returncode:
-        return [Ratio("training_fast", named, float("nan"), wanted, f"{peer} is not installed for {python}")]
+        return [Ratio(what, named, float("nan"), wanted, f"{peer} is not installed for {python}")]
     command = [python, "-c", "from benchmarks.peers import serve; serve()", peer, str(files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "compat")])}
     loader = Loading(config)
@@ -167,20 +182,21 @@ def against(peer: str, files: Path, config: dict[str, Any]) -> list[Ratio]:
         other_costs = [turn[unit] / turn["frames"] for turn in theirs]
         value = statistics.median(b / a for a, b in zip(costs, other_costs, strict=True))
         detail = f"{statistics.median(costs) * 1e3:.2f} against {statistics.median(other_costs) * 1e3:.2f} ms a frame"
-        rows.append(Ratio(f"training_fast: {note}", named, value, wanted, detail))
+        rows.append(Ratio(f"{what}: {note}", named, value, wanted, detail))
     return rows
 
 
 def run() -> list[Ratio]:
     rows: list[Ratio] = []
     with workspace() as folder:
-        manifests, _, shape = prepare(folder)
-        fast = manifests["training_fast"]
-        names, _ = cameras_of(fast, manifests["training_compressed"])
-        files = folder / "files"
-        if not files.exists():
-            write_files(fast, files)
-        slots = {"zerocopy": True, "zerocopy_frame_shapes": {name: list(shape) for name in names}}
-        for peer in PEERS:
-            rows += against(peer, files, config_of(fast, BATCH, **slots))
+        for quality in QUALITIES:
+            fast = pack_quality(folder, quality)
+            files = folder / f"files_q{quality}"
+            if not files.exists():
+                write_files(fast, files)
+            with contextlib.closing(open_dataset(open_storage("local", {}), str(fast))) as dataset:
+                shapes = {stream.key: list(stream.shape) for stream in dataset.streams if stream.kind == "rgb"}
+            slots = {"zerocopy": True, "zerocopy_frame_shapes": shapes}
+            for peer in PEERS:
+                rows += against(peer, quality, files, config_of(fast, BATCH, **slots))
     return rows

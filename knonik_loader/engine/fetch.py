@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,16 @@ from knonik_loader.engine.dataset import PackedDataset, Source
 from knonik_loader.engine.work import TIMES, BatchWork, Dest, FileJob, Segment
 from knonik_loader.errors import KnonikError, StorageError, reworded
 from knonik_loader.khlp.codecs import dependency_of
-from knonik_loader.khlp.planning import closure
+from knonik_loader.khlp.planning import check_rows, closure
 from knonik_loader.khlp.reader import RecordTable
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.plan.reads import coalesce
 
 __all__ = ["DecodeTask", "Fetched", "GroupWork", "ReadPolicy", "fetch"]
+
+_TOGETHER = 4
+"""Frames that need no others are taken together so many at a time: what a group costs is shared, and a task can still
+be about as small as the frames that a thread decodes in some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +113,22 @@ def fetch(job: FileJob, source: Source, policy: ReadPolicy, cache: FrameCache | 
                     job.works[slot].timestamps[at] = times[row]
             else:
                 table = index.records(shard, streams[segment.stream].stream_id)
-                groups += _groups(table, shard_row, segment, streams[segment.stream], job, cache)
+                groups += _groups(table, shard_row, segment, streams[segment.stream], job, policy, cache)
     if not groups:
         return Fetched([])
-    found = _read(groups, dataset, job.hlp, policy, len(streams))
-    missing = {id(group) for group, _ in found.failed}
-    groups = [group for group in groups if id(group) not in missing]
+    found, groups = _read(groups, source, job.hlp, policy)
     found.tasks = _tasks(groups, job, streams, policy) if groups else []
     return found
 
 
 def _groups(
-    table: RecordTable, shard_row: int, segment: Segment, stream: StreamInfo, job: FileJob, cache: FrameCache | None
+    table: RecordTable,
+    shard_row: int,
+    segment: Segment,
+    stream: StreamInfo,
+    job: FileJob,
+    policy: ReadPolicy,
+    cache: FrameCache | None,
 ) -> list[GroupWork]:
     dataset = job.dataset
     dests: dict[int, list[Dest]] = {}
@@ -128,12 +137,20 @@ def _groups(
     if stream.kind == "numeric":
         return [GroupWork(dataset, shard_row, segment.stream, table, [0], list(dests.items()))]
     dependency = dependency_of(stream.codec)
+    if dependency == "none":
+        rows, most = list(dests), min(_TOGETHER, policy.task_frames or _TOGETHER)
+        check_rows(table, np.array(rows, np.int64))
+        parts = (rows[first : first + most] for first in range(0, len(rows), most))
+        return [
+            GroupWork(dataset, shard_row, segment.stream, table, part, [(row, dests[row]) for row in part])
+            for part in parts
+        ]
     groups = []
     for group in closure(table, dependency, list(dests)):
         wanted = [(row, dests[row]) for row in group.wanted.tolist()]
         work = GroupWork(dataset, shard_row, segment.stream, table, group.rows.tolist(), wanted)
         # A frame stored whole between keys (bit 0) helps no other frame.
-        if cache is not None and dependency != "none" and not int(table.flags[group.key_row]) & 1:
+        if cache is not None and not int(table.flags[group.key_row]) & 1:
             key, step = (dataset, shard_row, segment.stream, group.key_row), job.works[-1].plan.step
             work.cache_end = _chain_end(table, group.key_row)
             work.held = cache.get(key, step)
@@ -152,28 +169,42 @@ def _chain_end(table: RecordTable, key: int) -> int:
     return key + 1 + int(np.flatnonzero(back == np.arange(len(back)))[-1])
 
 
-def _read(groups: list[GroupWork], dataset: PackedDataset, hlp: int, policy: ReadPolicy, loaded: int) -> Fetched:
+def _read(groups: list[GroupWork], source: Source, hlp: int, policy: ReadPolicy) -> tuple[Fetched, list[GroupWork]]:
     """Bring the records of all groups; where that fails for one of several, of each one alone.
+
+    Returns:
+        What was read and what was not, and the groups that have their records now.
 
     Raises:
         KnonikError: the store is out of reach, or no group could be read.
     """
+    dataset, loaded = source.dataset, len(source.streams)
     try:
-        return Fetched([], *_read_together(groups, dataset, hlp, policy, loaded))
+        return Fetched([], *_read_together(groups, dataset, hlp, policy, loaded)), groups
     except KnonikError as error:
-        if len(groups) == 1 or (isinstance(error, StorageError) and error.outage):
+        alone = [part for group in groups for part in _alone(group, source.streams[group.stream])]
+        if len(alone) == 1 or (isinstance(error, StorageError) and error.outage):
             raise _wanted_by(groups, dataset, error) from error
     found = Fetched([])
-    for group in groups:
+    whole: list[GroupWork] = []
+    for group in alone:
         try:
             read, reads = _read_together([group], dataset, hlp, policy, loaded)
         except KnonikError as error:
             found.failed.append((group, _wanted_by([group], dataset, error)))
         else:
+            whole.append(group)
             found.bytes, found.reads = found.bytes + read, found.reads + reads
-    if len(found.failed) == len(groups):
+    if not whole:
         raise _wanted_by(groups, dataset, found.failed[0][1].__cause__ or found.failed[0][1])
-    return found
+    return found, whole
+
+
+def _alone(group: GroupWork, stream: StreamInfo) -> list[GroupWork]:
+    """A group as several that can do without each other's records: a frame each, where frames need no others."""
+    if stream.kind == "numeric" or dependency_of(stream.codec) != "none":
+        return [group]
+    return [dataclasses.replace(group, rows=[row], wanted=[(row, dests)], records={}) for row, dests in group.wanted]
 
 
 def _wanted_by(groups: list[GroupWork], dataset: PackedDataset, error: BaseException) -> KnonikError:

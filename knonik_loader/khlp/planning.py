@@ -12,7 +12,7 @@ from knonik_loader.errors import PlanError
 from knonik_loader.khlp.reader import RecordTable
 from knonik_loader.khlp.types import Dependency
 
-__all__ = ["Group", "closure"]
+__all__ = ["Group", "check_rows", "closure"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -29,6 +29,16 @@ class Group:
     """Those of them whose frames are wanted, ascending."""
 
 
+def check_rows(table: RecordTable, rows: Rows) -> None:
+    """Refuse rows that are not ascending, without repeats, or not in a shard.
+
+    Raises:
+        PlanError: that they are not.
+    """
+    if len(rows) and (rows[0] < 0 or rows[-1] >= len(table) or (np.diff(rows) <= 0).any()):
+        raise PlanError(f"rows {rows.tolist()} are not ascending rows of a shard of {len(table)} records")
+
+
 def closure(table: RecordTable, dependency: Dependency, wanted: Sequence[int] | Rows) -> list[Group]:
     """Group wanted rows of one shard by their key, and say which records each group needs.
 
@@ -41,10 +51,9 @@ def closure(table: RecordTable, dependency: Dependency, wanted: Sequence[int] | 
         PlanError: rows that the shard does not have, or in another order.
     """
     rows = np.asarray(wanted, np.int64)
+    check_rows(table, rows)
     if not len(rows):
         return []
-    if rows[0] < 0 or rows[-1] >= len(table) or (np.diff(rows) <= 0).any():
-        raise PlanError(f"rows {rows.tolist()} are not ascending rows of a shard of {len(table)} records")
     keys = rows if dependency == "none" else rows - table.key_back[rows]
     if dependency == "none":
         return [Group(int(row), rows[i : i + 1], rows[i : i + 1]) for i, row in enumerate(rows)]
