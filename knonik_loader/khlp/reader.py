@@ -150,9 +150,9 @@ class HlpIndex:
         """Where the records of one stream of one shard are."""
         bases, columns = self._records[stream_id]
         if self.streams[stream_id].kind == "numeric":
-            first, end = shard, shard + 1
-        else:
-            first, end = int(self._first_row[shard]), int(self._first_row[shard + 1])
+            one = slice(shard, shard + 1)
+            return RecordTable(bases[one], *(columns[name][one] for name, _ in FIDX_COLUMNS))
+        first, end = int(self._first_row[shard]), int(self._first_row[shard + 1])
         sizes, crcs, key_back, flags = (columns[name][first:end] for name, _ in FIDX_COLUMNS)
         # payloads follow each other at multiples of 8: the offsets are an exclusive sum of the padded sizes
         offsets = np.empty(end - first, np.uint64)
