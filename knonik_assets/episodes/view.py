@@ -23,7 +23,14 @@ from knonik_loader.errors import EpisodeError
 
 __all__ = ["EpisodeAt", "EpisodesView", "LocalView", "RemoteView", "read_beside", "view_of"]
 
-BESIDE = ("config.json", "quality.json", "quality.html", ".knonik/quality_rows.json", ".knonik/expectations.json")
+BESIDE = (
+    "config.json",
+    "quality.json",
+    "quality.html",
+    ".knonik/quality_rows.json",
+    ".knonik/frame_offenders.json",
+    ".knonik/expectations.json",
+)
 """Small files beside the episodes that a view has at hand."""
 
 

@@ -157,6 +157,7 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     from knonik_assets.ingest import run
     from knonik_assets.quality.episode_table import episode_rows
     from knonik_assets.quality.expectations import EXPECTATIONS, reported_offenders
+    from knonik_assets.quality.frame_expectations import FrameAnswers
     from knonik_assets.quality.judge import judge, write_quality
 
     report = run(
@@ -178,11 +179,17 @@ def _ingest(context: dg.AssetExecutionContext, card: DatasetCard) -> dg.Material
     for name, reason in lost.items():
         context.log.error("%s was not ingested: %s", name, reason)
     with view_of(card.episodes) as view:
+        frames = FrameAnswers(view.folder, card.checks)
         rows = episode_rows(
-            view, engine=card.engine, ray_options=card.ray, roles=card.config.get("roles"), say=context.log.debug
+            view,
+            engine=card.engine,
+            ray_options=card.ray,
+            roles=card.config.get("roles"),
+            say=context.log.debug,
+            frames=frames,
         )
-        said, page = reported_offenders(view.folder, rows, card.checks)
-        quality = judge(rows, card.checks, lost, said)
+        said, page = reported_offenders(view.folder, rows, card.checks, frames)
+        quality = judge(rows, card.checks, lost, said, frames.offenders())
         path = write_quality(view.folder, quality)
         for name in (page.name, EXPECTATIONS, path.name):
             view.sent(name)

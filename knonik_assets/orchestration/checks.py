@@ -29,6 +29,9 @@ ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 Answers = Mapping[str, tuple[dg.AssetCheckSeverity, Callable[[], Finding]]]
 """Check → how much its failure weighs, and what finds out."""
 
+_FRAMES_SHOWN = 5
+"""Frames of an episode that a check's table names; quality.html has more of them."""
+
 _RAW = {
     "readable": "The raw recordings can be listed and opened.",
     "not_empty": "There is at least one episode.",
@@ -146,6 +149,7 @@ def _raw(card: DatasetCard) -> Answers:
 
 def _episodes(card: DatasetCard) -> Answers:
     from knonik_assets.quality.expectations import limits_text
+    from knonik_assets.quality.frame_expectations import FRAME_CHECKS
     from knonik_assets.quality.judge import read_quality
 
     quality = read_quality(card.episodes)
@@ -157,7 +161,9 @@ def _episodes(card: DatasetCard) -> Answers:
         check = quality.checks[name]
         blocks = check.severity == "error" and (card.on_bad_episode == "block" or not any_good)
         count = len(quality.episodes)
-        return ERROR if blocks else WARN, lambda: _episode_finding(card, check, ours, count, asked[name])
+        return ERROR if blocks else WARN, lambda: _episode_finding(
+            card, check, ours, count, asked[name], name in FRAME_CHECKS
+        )
 
     return {
         **{name: answer(name) for name in EPISODE_CHECKS},
@@ -189,16 +195,33 @@ def _fit_to_pack(card: DatasetCard, quality: "Quality", ours: Collection[str], o
 
 
 def _episode_finding(
-    card: DatasetCard, check: "CheckOutcome", ours: Collection[str], count: int, asked: str
+    card: DatasetCard, check: "CheckOutcome", ours: Collection[str], count: int, asked: str, by_frame: bool
 ) -> Finding:
     """Offenders that the card doesn't exclude itself."""
     offenders = {name: said for name, said in check.offenders.items() if name not in ours}
     numbers: dict[str, int | float | str] = {"asks": asked, "episodes": count, "episodes_that_fail": len(offenders)}
+    if by_frame:
+        numbers["frames_that_fail"] = sum(frames.count for name, frames in check.frames.items() if name in offenders)
     if not offenders:
         return Finding(True, f"{count} episodes are fine", numbers=numbers)
     then = "left out of the packs" if check.severity == "error" and card.on_bad_episode == "exclude" else "reported"
-    rows = [{"episode": name, "reason": said} for name, said in offenders.items()]
+    rows = [row for name, said in offenders.items() for row in _offending_rows(name, said, check, by_frame)]
     return Finding(False, f"{some([f'{name}: {said}' for name, said in offenders.items()])} ({then})", rows, numbers)
+
+
+def _offending_rows(name: str, said: str, check: "CheckOutcome", by_frame: bool) -> list[dict[str, Any]]:
+    """An episode that fails, then its first frames that do."""
+    if not by_frame:
+        return [{"episode": name, "reason": said}]
+    whole: dict[str, Any] = {"episode": name, "frame": None, "stream": None, "reason": said}
+    frames = check.frames.get(name)
+    if frames is None:
+        return [whole]
+    shown = frames.first[:_FRAMES_SHOWN]
+    rows = [whole, *({"episode": name, **one.model_dump()} for one in shown)]
+    if frames.count > len(shown):
+        rows.append({**whole, "reason": f"and {frames.count - len(shown)} frames more"})
+    return rows
 
 
 def _config(card: DatasetCard) -> Answers:

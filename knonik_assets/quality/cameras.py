@@ -33,6 +33,8 @@ class CameraFacts:
     sharpness: dict[str, float] = field(default_factory=dict)
     """RGB camera → median over pictures of the variance of the luma's Laplacian."""
     notes: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, list[list[float]]] = field(default_factory=dict)
+    """Stream → of every sampled picture: frame, luma, still, white; see `EpisodeRow.pictures`."""
 
 
 def look_at_cameras(reader: EpisodeReader, moves: Callable[[int, int], bool]) -> CameraFacts:
@@ -53,16 +55,22 @@ def look_at_cameras(reader: EpisodeReader, moves: Callable[[int, int], bool]) ->
     ranks = np.unique(np.linspace(0, reader.length - 1, min(SAMPLES, reader.length)).astype(int))
     for name in reader.metadata.rgb_streams:
         luma = [_luma(next(reader.rgb(name, int(rank), int(rank) + 1))) for rank in ranks]
-        dim[name] = float(np.median([np.percentile(picture, 99) for picture in luma]))
-        white[name] = float(np.median([(picture >= _WHITE).mean() for picture in luma]))
+        brightest = [float(np.percentile(picture, 99)) for picture in luma]
+        whites = [float((picture >= _WHITE).mean()) for picture in luma]
+        dim[name], white[name] = float(np.median(brightest)), float(np.median(whites))
         facts.sharpness[name] = float(np.median([_laplacian_variance(picture) for picture in luma]))
         start, stop = _standstill(reader, name, ranks, luma)
         if stop - start > 2 and moves(start, stop):
             frozen[name] = (stop - start) / reader.length
             words.append(f"camera {name} shows one picture from frame {start} to {stop - 1} while the robot moves")
+        facts.pictures[f"rgb_{name}"] = [
+            [rank, max(light, dim[name]), frozen.get(name, 0.0) * (start <= rank < stop), min(bright, white[name])]
+            for rank, light, bright in zip(ranks.tolist(), brightest, whites, strict=True)
+        ]
     for name in reader.metadata.depth_streams:
         if not any(next(reader.depth(name, int(rank), int(rank) + 1)).any() for rank in ranks):
             dim[f"depth_{name}"] = 0.0
+            facts.pictures[f"depth_{name}"] = [[rank, 0.0, 0.0, 0.0] for rank in ranks.tolist()]
     if words:
         facts.notes["frozen"] = "; ".join(words)
     if dim:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knonik_assets.engine import EngineName, map_tasks
+from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.episodes.view import EpisodeAt, EpisodesView, LocalView
 from knonik_assets.quality.compare import compared
 from knonik_assets.quality.examine import EpisodeRow, examine
+from knonik_assets.quality.frame_expectations import FRAMES, FrameAnswers
+from knonik_assets.quality.frame_table import FrameFacts, frame_facts
 from knonik_assets.quality.versions import ROWS_VERSION
 from knonik_loader.errors import StorageError
 
@@ -32,6 +36,7 @@ def episode_rows(
     ray_options: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
+    frames: FrameAnswers | None = None,
 ) -> list[EpisodeRow]:
     """Measure every episode of an output directory, in natural order.
 
@@ -45,6 +50,7 @@ def episode_rows(
         ray_options: for engine ``ray``.
         roles: ``action`` and ``state`` → numeric stream, where the episodes don't say it themselves.
         say: told about progress, a line at a time.
+        frames: asked about the frames of every episode whose answer it doesn't know.
 
     Raises:
         EpisodeError: there is no such directory.
@@ -60,23 +66,32 @@ def episode_rows(
         entry = remembered.get(name)
         if entry is not None and entry["key"] == key:
             rows[name] = EpisodeRow(**entry["row"])
-    todo = [view.episode(name) for name in names if name not in rows]
+    todo = [
+        _Look(view.episode(name), rows.get(name), frames is not None)
+        for name, key in keys.items()
+        if name not in rows or (frames is not None and not frames.knows(name, key))
+    ]
+    new = [look.name for look in todo if look.known is None]
     # a worker process costs more than a few episodes do
     where = "inline" if len(todo) <= 4 else engine
     options = ray_options if where == "ray" else None
     for done, outcome in enumerate(
         map_tasks(partial(_examine, roles=roles), todo, engine=where, workers=workers, ray_options=options), 1
     ):
-        name = outcome.item.name
+        look = outcome.item
         if isinstance(outcome.error, StorageError):
             raise outcome.error  # a store that fails is no fault of the episode's
-        rows[name] = outcome.value or EpisodeRow(
-            name, damaged_files=1, notes={"damaged_files": f"could not be measured: {outcome.error}"}
-        )
+        said = {"damaged_files": f"could not be measured: {outcome.error}"}
+        rows[look.name], facts = outcome.value or (EpisodeRow(look.name, damaged_files=1, notes=said), None)
+        if frames is not None:
+            frames.take(look.name, keys[look.name], facts)
         if say is not None:
-            say(f"measured {name} ({done} of {len(todo)})")
+            what = "measured" if look.known is None else "looked at the frames of"
+            say(f"{what} {look.name} ({done} of {len(todo)})")
+    if frames is not None and frames.finish(names):
+        view.sent(FRAMES)
     ordered = [rows[name] for name in names]
-    if todo or set(remembered) != set(keys):
+    if new or set(remembered) != set(keys):
         _remember(store, {row.episode: {"key": keys[row.episode], "row": vars(row)} for row in ordered})
         view.sent(_ROWS)
     return compared(ordered)
@@ -86,15 +101,39 @@ def table_of(rows: Iterable[EpisodeRow]) -> pd.DataFrame:
     """The rows as a data frame, without the notes."""
     import pandas as pd
 
-    columns = [name for name in EpisodeRow.__dataclass_fields__ if name not in ("notes", "sharpness", "content")]
+    columns = [
+        name for name in EpisodeRow.__dataclass_fields__ if name not in ("notes", "sharpness", "content", "pictures")
+    ]
     frame = pd.DataFrame([{name: getattr(row, name) for name in columns} for row in rows], columns=columns)
     numbers = [name for name in columns if name not in ("episode", "source_id", "streams", "duplicate_of")]
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _examine(episode: EpisodeAt, roles: Mapping[str, str] | None) -> EpisodeRow:
-    with episode.local() as path:
-        return examine(path, roles)
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """An episode to be measured, or one that was, to be asked about its frames."""
+
+    episode: EpisodeAt
+    known: EpisodeRow | None
+    frames: bool
+
+    @property
+    def name(self) -> str:
+        return self.episode.name
+
+
+def _examine(look: _Look, roles: Mapping[str, str] | None) -> tuple[EpisodeRow, FrameFacts | None]:
+    """The row of an episode, and its frames where they are asked for; no picture of a known one is read."""
+    if look.known is None:
+        with look.episode.local() as path:
+            row = examine(path, roles)
+            return row, frame_facts(path, row) if look.frames else None
+    if look.known.damaged_files:
+        return look.known, None
+    with look.episode.local("frame_time/") as path:
+        numbers = EpisodeReader(path).metadata.numeric_streams
+    with look.episode.local("frame_time/", *(f"{name}/" for name in numbers)) as path:
+        return look.known, frame_facts(path, look.known)
 
 
 def _key(stamp: str, roles: Mapping[str, str] | None) -> str:

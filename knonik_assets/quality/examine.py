@@ -55,6 +55,11 @@ class EpisodeRow:
     """RGB camera → how sharp it is; compared with the other episodes' cameras of the same name."""
     blur: float | None = None
     """Over the cameras, the least sharpness as a share of what the other episodes have."""
+    pictures: dict[str, list[list[float]]] = field(default_factory=dict)
+    """Camera → of every sampled picture: its frame; the luma that 1 % of its pixels exceed, or the camera's median
+    where that is more; the share of the episode for which it stands while the robot moves, else 0; the share of its
+    white pixels, or the camera's median where that is less. So some picture is beyond a limit exactly where
+    ``dimmest``, ``frozen`` or ``saturated`` is."""
     constant_channels: int | None = None
     """Channels of the action or state that never change."""
     offset: float | None = None
@@ -128,6 +133,7 @@ def _measured(reader: EpisodeReader, known: EpisodeRow, roles: Mapping[str, str]
             "frozen": cameras.frozen,
             "saturated": cameras.saturated,
             "sharpness": cameras.sharpness,
+            "pictures": cameras.pictures,
             "constant_channels": _constant(bound, notes),
             "offset": _offset(bound, notes),
             "notes": notes,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from knonik_assets.configs.card import CheckThresholds
 from knonik_assets.configs.documents import write_whole
 from knonik_assets.quality.episode_table import table_of
 from knonik_assets.quality.examine import EpisodeRow
+from knonik_assets.quality.frame_expectations import FrameAnswers
+from knonik_assets.quality.gx import gx_expectations, gx_validate
 from knonik_assets.quality.versions import SUITE_VERSION
-
-if TYPE_CHECKING:
-    import great_expectations as gx
 
 __all__ = ["COLUMNS", "EXPECTATIONS", "REPORT", "Offenders", "limits_text", "offenders", "reported_offenders"]
 
@@ -56,14 +54,17 @@ def offenders(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Offend
     return _offenders(rows, _validate(rows, thresholds)) if rows else {check: {} for check in COLUMNS}
 
 
-def reported_offenders(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> tuple[Offenders, Path]:
+def reported_offenders(
+    out: Path, rows: Sequence[EpisodeRow], thresholds: CheckThresholds, frames: FrameAnswers | None = None
+) -> tuple[Offenders, Path]:
     """`offenders`, with Great Expectations' own page about the table beside ``quality.json``; returns both.
 
-    What was found is kept in ``.knonik/expectations.json``: the same table under the same thresholds is not validated
-    again, and Great Expectations, whose import takes seconds, is not even loaded for it.
+    The page shows what the suite over the frame table found too, where that is given. What was found is kept in
+    ``.knonik/expectations.json``: the same table under the same thresholds is not validated again, and Great
+    Expectations, whose import takes seconds, is not even loaded for it.
     """
     page, store = out / REPORT, out / EXPECTATIONS
-    key = _key(rows, thresholds)
+    key = f"{_key(rows, thresholds)} {frames.digest if frames else ''}"
     known = _remembered(store, key)
     if known is not None and page.is_file():
         return known, page
@@ -72,7 +73,7 @@ def reported_offenders(out: Path, rows: Sequence[EpisodeRow], thresholds: CheckT
         text = "<!doctype html><title>No episodes</title><p>There are no episodes to look at.</p>\n"
     else:
         result = _validate(rows, thresholds)
-        found, text = _offenders(rows, result), _page(result)
+        found, text = _offenders(rows, result), _page(result, frames)
     store.unlink(missing_ok=True)  # before the page: what is remembered never belongs to another page
     write_whole(page, text.encode())
     store.parent.mkdir(exist_ok=True)
@@ -105,8 +106,6 @@ def _offenders(rows: Sequence[EpisodeRow], result: Any) -> Offenders:  # noqa: A
     by_name = {row.episode: row for row in rows}
     for each in result.results:
         check, column = each.expectation_config.meta["check"], each.expectation_config.kwargs["column"]
-        if each.exception_info and each.exception_info.get("raised_exception"):
-            raise RuntimeError(f"Great Expectations failed on {column}: {each.exception_info['exception_message']}")
         for unexpected in each.result.get("unexpected_index_list") or []:
             name = unexpected["episode"]
             said = by_name[name].notes.get(column) or f"{column} is {unexpected[column]}"
@@ -114,11 +113,27 @@ def _offenders(rows: Sequence[EpisodeRow], result: Any) -> Offenders:  # noqa: A
     return found
 
 
-def _page(result: Any) -> str:  # noqa: ANN401 - GX's result object
+def _page(result: Any, frames: FrameAnswers | None) -> str:  # noqa: ANN401 - GX's result object
+    """Great Expectations' page over the episode table, and over the frame table where that was asked."""
+    from great_expectations.core import ExpectationSuiteValidationResult
     from great_expectations.render.renderer import ValidationResultsPageRenderer
     from great_expectations.render.view import DefaultJinjaPageView
 
-    return str(DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)))
+    results = [*result.results, *(frames.results() if frames else ())]
+    good = sum(bool(each.success) for each in results)
+    shown = ExpectationSuiteValidationResult(
+        success=good == len(results),
+        results=results,
+        suite_name="episodes and frames" if frames else "episodes",
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": good,
+            "unsuccessful_expectations": len(results) - good,
+            "success_percent": 100 * good / len(results),
+        },
+        meta=result.meta,
+    )
+    return str(DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(shown)))
 
 
 def limits_text(thresholds: CheckThresholds) -> dict[str, str]:
@@ -154,10 +169,8 @@ def _limits(thresholds: CheckThresholds) -> list[tuple[str, str, dict[str, float
     ]
 
 
-def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.ExpectationSuite:
-    import great_expectations as gx
-    from great_expectations import expectations as gxe
-
+def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> list[Any]:
+    gxe = gx_expectations()
     usual = Counter(row.streams for row in rows if row.streams).most_common(1)
     wanted: list[Any] = [
         gxe.ExpectColumnValuesToBeBetween(column=column, meta={"check": check}, **limit)
@@ -168,19 +181,8 @@ def _suite(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> gx.Expect
         wanted.append(
             gxe.ExpectColumnValuesToBeInSet(column="streams", value_set=[usual[0][0], ""], meta={"check": "same_shape"})
         )
-    return gx.ExpectationSuite("episodes", expectations=wanted)
+    return wanted
 
 
 def _validate(rows: Sequence[EpisodeRow], thresholds: CheckThresholds) -> Any:  # noqa: ANN401 - GX's result object
-    # must be set before the import: Great Expectations otherwise reports its use to its makers
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    import great_expectations as gx
-
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
-    source = context.data_sources.add_pandas("episodes").add_dataframe_asset("table")
-    batch = source.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": table_of(rows)})
-    return batch.validate(
-        _suite(rows, thresholds),
-        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["episode"]},
-    )
+    return gx_validate("episodes", table_of(rows), _suite(rows, thresholds), ["episode"])

@@ -13,10 +13,21 @@ from knonik_assets.configs.card import EPISODE_CHECKS, CheckThresholds, Severity
 from knonik_assets.episodes.view import read_beside
 from knonik_assets.quality.examine import EpisodeRow
 from knonik_assets.quality.expectations import Offenders, offenders
+from knonik_assets.quality.frame_expectations import Beyond
 from knonik_assets.storage import Place
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["QUALITY", "CheckOutcome", "Quality", "Verdict", "judge", "read_quality", "write_quality"]
+__all__ = [
+    "QUALITY",
+    "CheckOutcome",
+    "OffendingFrame",
+    "OffendingFrames",
+    "Quality",
+    "Verdict",
+    "judge",
+    "read_quality",
+    "write_quality",
+]
 
 QUALITY = "quality.json"
 
@@ -44,12 +55,30 @@ class Verdict(_Strict):
     """Why it is bad, or what was noticed about a good one."""
 
 
+class OffendingFrame(_Strict):
+    """One frame that a check names."""
+
+    frame: int
+    stream: str = ""
+    """The camera; empty where the clock or the numbers are meant."""
+    reason: str
+
+
+class OffendingFrames(_Strict):
+    """The frames of one episode that a check names."""
+
+    count: int
+    first: list[OffendingFrame]
+
+
 class CheckOutcome(_Strict):
     """One check over all episodes."""
 
     severity: Severity
     offenders: dict[str, str]
     """Episode → what is wrong with it."""
+    frames: dict[str, OffendingFrames] = {}
+    """Episode → which frames of it, where single frames are to blame."""
 
 
 class Quality(_Strict):
@@ -71,6 +100,7 @@ def judge(
     thresholds: CheckThresholds,
     missing: Mapping[str, str] | None = None,
     said: Offenders | None = None,
+    frames: Mapping[str, Mapping[str, Beyond]] | None = None,
 ) -> Quality:
     """Hold every episode against the expectations.
 
@@ -79,13 +109,18 @@ def judge(
         thresholds: of the card.
         missing: raw episodes without an ingested one → why.
         said: what the expectations say of the table, where that is known already.
+        frames: check → episode → frames that offend; an episode with such frames fails the check.
     """
     said = offenders(rows, thresholds) if said is None else said
-    found = {"every_raw_episode_present": dict(missing or {}), **said}
+    found = {"every_raw_episode_present": dict(missing or {}), **{check: dict(each) for check, each in said.items()}}
+    for check, by_episode in (frames or {}).items():
+        for name, beyond in by_episode.items():
+            found[check].setdefault(name, f"frame {beyond.first[0].frame}: {beyond.first[0].reason}")
     checks = {
         name: CheckOutcome(
             severity=thresholds.severity.get(name, "warn" if name in _ONLY_REPORTED else "error"),
             offenders=found[name],
+            frames={episode: _named(beyond) for episode, beyond in (frames or {}).get(name, {}).items()},
         )
         for name in EPISODE_CHECKS
     }
@@ -99,6 +134,11 @@ def judge(
             status="bad" if bad else "ok", reasons=[f"{name}: {reason}" for name, reason in reasons.items()]
         )
     return Quality(episodes=episodes, checks=checks, thresholds=thresholds)
+
+
+def _named(beyond: Beyond) -> OffendingFrames:
+    first = [OffendingFrame(frame=one.frame, stream=one.stream, reason=one.reason) for one in beyond.first]
+    return OffendingFrames(count=beyond.count, first=first)
 
 
 def write_quality(out: Path, quality: Quality) -> Path:

@@ -121,7 +121,18 @@ def named(result):
     found = {}
     for check, one in checks_of(result)["ingested_episodes"].items():
         for record in one.metadata["details"].records if check != "fit_to_pack" and not one.passed else ():
-            found.setdefault(record.data["episode"], {})[check] = record.data["reason"]
+            if record.data.get("frame") is None:  # the row of the episode; those of its frames follow
+                found.setdefault(record.data["episode"], {}).setdefault(check, record.data["reason"])
+    return found
+
+
+def frames_named(result, check):
+    """Episode → (frame, camera, reason) of its frames that a check names."""
+    found = {}
+    for record in checks_of(result)["ingested_episodes"][check].metadata["details"].records:
+        if record.data["frame"] is not None:
+            row = record.data["frame"], record.data["stream"], record.data["reason"]
+            found.setdefault(record.data["episode"], []).append(row)
     return found
 
 
@@ -143,6 +154,17 @@ def test_every_fault_is_named_by_its_check(ill, instance):
         for record in materialised(result)["khlp_training_compressed"].metadata["left_out"].records
     }
     assert out == BAD | {short, copy}
+    of = {fault: f"episode_{number:06d}" for number, fault in enumerate(FAULTS)}
+    assert frames_named(result, "finite_values")[of[spoilt]] == [(5, "", "pose: channel 1 is inf")]
+    assert frames_named(result, "no_gaps")[of[clock_leaps]] == [(12, "", "7.00 frame periods after frame 11")]
+    assert [row[:2] for row in frames_named(result, "timestamps_increase")[of[clock_stops]]] == [(10, "")]
+    assert {row[1] for row in frames_named(result, "cameras_alive")[of[frozen]]} == {"rgb_cam_1"}
+    assert {row[1] for row in frames_named(result, "cameras_lit")[of[white]]} == {"rgb_cam_0"}
+    stuck_numbers = checks_of(result)["ingested_episodes"]["finite_values"].metadata
+    assert stuck_numbers["frames_that_fail"].value == 1 + FRAMES
+    rows = [row.data for row in stuck_numbers["details"].records if row.data["episode"] == of[dead_channel]]
+    assert [row["frame"] for row in rows] == [None, 0, 1, 2, 3, 4, None]
+    assert rows[-1]["reason"] == f"and {FRAMES - 5} frames more"
     page = (ill.episodes / "quality.html").read_text()
     assert all(name in page for name in BAD)
     assert materialised(result)["ingested_episodes"].metadata["expectations"].value == str(
