@@ -5,6 +5,7 @@ import io
 import shutil
 from collections import Counter
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -32,6 +33,7 @@ ASSETS = (
     "khlp_training_compressed",
 )
 CHECKED = ("raw_dataset", "ingested_episodes", "dataset_config", "khlp_training_fast")
+SPOILT = "episode_000000: finite_values: action: 1 values that are no number, the first in row 7, channel 3"
 
 
 @pytest.fixture
@@ -39,6 +41,22 @@ def home(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
+    for name in ("datasets", "sample"):
+        shutil.copytree(ROOT / "dagster_home" / name, home / name)
+    # a card whose one recording holds a number that is none, and that lets nothing bad pass
+    card = (home / "datasets" / "aloha_sim.yaml").read_text()
+    for here, there in (
+        ("name: aloha_sim", "name: spoilt"),
+        ("sample/aloha_sim", "sample/spoilt"),
+        ("on_bad_episode: exclude", "on_bad_episode: block"),
+    ):
+        assert here in card
+        card = card.replace(here, there, 1)
+    (home / "datasets" / "spoilt.yaml").write_text(card)
+    (home / "sample" / "spoilt").mkdir()
+    shutil.copy(home / "sample" / "aloha_sim" / "episode_0.hdf5", home / "sample" / "spoilt")
+    with h5py.File(home / "sample" / "spoilt" / "episode_0.hdf5", "r+") as file:
+        file["action"][7, 3] = np.nan
     return home
 
 
@@ -54,7 +72,7 @@ def checks_of(assets):
 
 def test_the_sample_is_built_by_clicking(home, tmp_path):
     with (
-        web_interface(home, ROOT / "dagster_home" / "datasets", tmp_path / "lake") as address,
+        web_interface(home, home / "datasets", tmp_path / "lake") as address,
         browser_page() as page,
     ):
         page.goto(f"{address}/{EXPANDED}")
@@ -72,6 +90,9 @@ def test_the_sample_is_built_by_clicking(home, tmp_path):
         assert shown.get_attribute("alt") == "film strip of episode_000000"
         assert shown.evaluate("picture => picture.complete && picture.naturalWidth") > 600
         picture = base64.b64decode(shown.get_attribute("src").partition("base64,")[2])
+        run = materialise_all(page, address, "spoilt")
+        assert wait_for_run(page, run) == "FAILURE"
+        page.get_by_text(SPOILT).first.wait_for()
     red, green, blue = np.moveaxis(np.asarray(Image.open(io.BytesIO(picture))).astype(int), -1, 0)
     cube = (red > 150) & (green < 90) & (blue < 90)
     assert cube.sum() > 60, "the cube is red in the strip too"
