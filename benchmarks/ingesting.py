@@ -1,10 +1,13 @@
 """Ingest rate: against a bare PyAV loop that encodes the same frames, and JPEGs that pass against copying their files.
 
 All from the page cache, on all cores, whole calls of ``run()`` into an empty folder: start of the workers, reading,
-checksums, reading back what was written, and fsyncs included. The bare loop encodes frames that are in memory, once as
-RGB (conversion included) and once as YUV (the encoder alone), with the same encoder and options, one thread a stream,
-as many streams at once as there are cores, into files that nobody waits for. The copy is `shutil.copyfile` of the raw
-files, once with an fsync each, as ingest ends on the disk too, and once without.
+checksums, reading back what was written, and fsyncs included. The bare loop encodes frames that are in memory, once
+as RGB (conversion included) and once as YUV (the encoder alone), with the same encoder and options, one thread a
+stream, as many streams at once as there are cores, into files that nobody waits for. Episodes are 300 frames of each
+camera, the recordings taken more than once, so that as few frames are held as fit in memory. The copy is
+`shutil.copyfile` of the raw files, once with an fsync each, as ingest ends on the disk too, and once without. Ingest
+decodes every JPEG before it lets it pass, which no copy does: the checks alone, on as many threads as there are cores
+and with the pictures in memory, bound what any ingest that looks at them can reach.
 ``KNONIK_BENCH_CLIPS`` names the recordings, ``KNONIK_BENCH_FOLDER`` where files go.
 """
 
@@ -25,21 +28,23 @@ from benchmarks.common import Ratio, alternate, clips_folder
 
 __all__ = ["run"]
 
-FRAMES = 150
+FRAMES = 300
+CLIPS = 2
+EPISODES = 4
 PRESETS: dict[str, Any] = {
     "medium (vp9)": "medium",
     "h264": {"rgb": {"codec": "h264", "quality": 20, "gop": 10}},
 }
 
 
-def _raw(root: Path, frames: int | None, *, jpeg: bool) -> tuple[Path, int]:
+def _raw(root: Path, frames: int | None, clips: int | None, *, jpeg: bool) -> tuple[Path, int]:
     """Recordings of arrays or of JPEG rows; gives their folder and how many frames of all cameras they hold."""
     import h5py
     import simplejpeg
 
     root.mkdir()
     count = 0
-    for clip in sorted(clips_folder().glob("episode_*.hdf5")):
+    for clip in sorted(clips_folder().glob("episode_*.hdf5"))[:clips]:
         with h5py.File(clip) as source, h5py.File(root / clip.name, "w") as target:
             target["action"] = source["action"][:frames]
             for name, camera in source["observations/images"].items():
@@ -91,9 +96,10 @@ def _bare(streams: list[np.ndarray], folder: Path, preset: Any, *, converted: bo
     def encode(place: int) -> None:
         # the writer's own stream, so that the settings are the same, but none of what it does around the encoder
         suffix = "webm" if rgb.codec in ("vp9", "av1") else "mkv"
-        sink = EncoderSink(folder / f"{place}.{suffix}", streams[place].shape[1:3], rgb.codec, rgb, 30.0)
+        video = frames[place % len(frames)]
+        sink = EncoderSink(folder / f"{place}.{suffix}", (video[0].height, video[0].width), rgb.codec, rgb, 30.0)
         stream, container = sink._stream, sink._container
-        for index, frame in enumerate(frames[place]):
+        for index, frame in enumerate(video):
             picture = frame if converted else frame.reformat(format="yuv420p")
             picture.pts, picture.time_base = round(index * 1000 / 30), stream.codec_context.time_base
             container.mux(stream.encode(picture))
@@ -102,7 +108,7 @@ def _bare(streams: list[np.ndarray], folder: Path, preset: Any, *, converted: bo
 
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(encode, range(len(streams))))
+        list(pool.map(encode, range(len(streams) * EPISODES // CLIPS)))
     return time.perf_counter() - began
 
 
@@ -118,6 +124,28 @@ def _copy(raw: Path, out: Path, *, durable: bool) -> float:
     return time.perf_counter() - began
 
 
+def _checks(raw: Path) -> float:
+    """Seconds in which every JPEG is checked on all cores, reading them left out."""
+    import h5py
+
+    from knonik_assets.episodes.video_sinks import jpeg_size
+    from knonik_assets.sources.base import EncodedImage
+
+    seconds = 0.0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path in sorted(raw.glob("*.hdf5")):
+            with h5py.File(path) as file:
+                rows = [EncodedImage(row.tobytes(), "jpeg") for camera in file["cam"].values() for row in camera[:]]
+            began = time.perf_counter()
+            list(pool.map(lambda group: [jpeg_size(row, "row") for row in group], _tens(rows)))
+            seconds += time.perf_counter() - began
+    return seconds
+
+
+def _tens(rows: list[Any]) -> list[list[Any]]:
+    return [rows[start : start + 10] for start in range(0, len(rows), 10)]
+
+
 def run() -> list[Ratio]:
     """Encoding, then JPEGs that pass."""
     with TemporaryDirectory(dir=os.environ.get("KNONIK_BENCH_FOLDER")) as folder:
@@ -125,8 +153,12 @@ def run() -> list[Ratio]:
 
 
 def _encoding(root: Path) -> list[Ratio]:
-    raw, count = _raw(root / "raw", FRAMES, jpeg=False)
+    raw, count = _raw(root / "raw", FRAMES, CLIPS, jpeg=False)
     streams = _streams(raw)
+    recorded = sorted(raw.iterdir())
+    for number in range(len(recorded), EPISODES):
+        (raw / f"episode_{number}.hdf5").hardlink_to(recorded[number % len(recorded)])
+    count = count * EPISODES // len(recorded)
     (root / "bare").mkdir()
     rows = []
     for name, preset in PRESETS.items():
@@ -144,16 +176,21 @@ def _encoding(root: Path) -> list[Ratio]:
 
 
 def _passing(root: Path) -> list[Ratio]:
-    raw, count = _raw(root / "jpegs", None, jpeg=True)
+    raw, count = _raw(root / "jpegs", None, None, jpeg=True)
     size = sum(path.stat().st_size for path in raw.glob("*.hdf5"))
-    ours, durable, loose = alternate(
+    ours, durable, loose, checks = alternate(
         3,
         lambda: _ingest(raw, root / "out", {"rgb": {"codec": "jpeg"}}),
         lambda: _copy(raw, root / "copy", durable=True),
         lambda: _copy(raw, root / "copy", durable=False),
+        lambda: _checks(raw),
     )
     detail = f"{size / ours / 1e6:.0f} MB/s, {count / ours:.0f} frames/s"
     return [
         Ratio("ingest, JPEGs pass", "copy with fsync", durable / ours, ">= 0.50", detail),
         Ratio("ingest, JPEGs pass", "copy without fsync", loose / ours, "reported", f"{size / loose / 1e6:.0f} MB/s"),
+        Ratio("ingest, JPEGs pass", "their checks alone", checks / ours, "reported", f"{size / checks / 1e6:.0f} MB/s"),
+        Ratio(
+            "their checks alone", "copy with fsync", durable / checks, "reported", f"{size / durable / 1e6:.0f} MB/s"
+        ),
     ]

@@ -22,6 +22,9 @@ _MOST_JSON = 64 << 20
 class Files(ABC):
     """Read-only files by their slashed names. Thread-safe until closed."""
 
+    cheap_parts = False
+    """Whether `part` reads no more of a file than it gives."""
+
     def __init__(self, where: str) -> None:
         self.where = where
 
@@ -79,6 +82,8 @@ class Files(ABC):
 
 class Folder(Files):
     """A directory store."""
+
+    cheap_parts = True
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))

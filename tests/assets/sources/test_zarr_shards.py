@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import zarr
 
-from knonik_assets.sources import arrays, zarr_guard
+from knonik_assets.sources import arrays, zarr_arrays, zarr_guard
+from knonik_assets.sources.store_files import Folder
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.support import frames, only_episode
 from tests.support.stamps import episode_arrays, read_stamp
@@ -155,3 +156,25 @@ def test_shards_that_cannot_be_checked_are_refused(tmp_path, change, message, mo
     rewritten(sharded(tmp_path), change)
     with pytest.raises(EpisodeError, match=message), only_episode(tmp_path, data_type="zarr") as opened:
         frames(opened, "cam")
+
+
+@pytest.mark.parametrize("zipped_up", [False, True])
+def test_a_shard_is_not_read_whole_where_its_chunks_can_be_read_alone(tmp_path, zipped_up, monkeypatch):
+    monkeypatch.setattr(zarr_arrays, "_READ_BYTES", 1)
+    store = sharded(tmp_path, (8, 96, 112, 3), 19)
+    whole = max(path.stat().st_size for path in (store / "c").rglob("*") if path.is_file())
+    if zipped_up:
+        zipped(store.parent, tmp_path / "episode_0.zip")
+    taken = []
+
+    def noted(self, name, start, stop, real=Folder.part):
+        data = real(self, name, start, stop)
+        taken.append(len(data or b"") if "/c/" in name else 0)
+        return data
+
+    monkeypatch.setattr(Folder, "part", noted)
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        found = frames(opened, "cam")
+    assert identities(found) == identities(episode_arrays(4, 19, 1)["cam_0"])
+    assert zipped_up is (not any(taken))
+    assert max(taken, default=0) < whole / 3
