@@ -24,7 +24,7 @@ from knonik_assets.packing.staging import Staging
 from knonik_assets.packing.stored import stored_id
 from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
-from knonik_assets.packing.work import each, write_files
+from knonik_assets.packing.work import each, each_in_threads, write_files
 from knonik_assets.storage import Lease, Place, Scratch, files
 from knonik_loader.errors import EpisodeError, PackError, StorageError
 from knonik_loader.khlp.manifest import Manifest
@@ -169,9 +169,7 @@ class PackRun:
             results = self._write_files(engine, staging, pictures, counts)
             self.episodes.check_unchanged(self.plan.episodes)
             written = time.monotonic()
-            samples = fidelity.tasks(self.plan, staging)
-            names = [task.episode for task in samples]
-            measured = each(engine, fidelity.compare, samples, names, self.progress, "episodes to compare")
+            measured = self._compare(engine, staging)
             where = {"engine": engine.name, "workers": engine.lanes}
         psnr = fidelity.worst(self.plan.streams, measured)
         summaries = [result.summary for result in results]
@@ -190,6 +188,14 @@ class PackRun:
             clear_counts(self.out.path)
         publish(self.out, manifest, index, self.current.info if self.current is not None else None)
         return manifest
+
+    def _compare(self, engine: Engine, staging: Staging) -> list[dict[str, float]]:
+        """Samples of every episode as they were packed against the episode's own."""
+        samples = fidelity.tasks(self.plan, staging)
+        names, what = [task.episode for task in samples], "episodes to compare"
+        if self.copies:
+            return each_in_threads(fidelity.compare, samples, names, self.progress, what)
+        return each(engine, fidelity.compare, samples, names, self.progress, what)
 
     def _write_files(
         self, engine: Engine, staging: Staging, pictures: PictureCheck | None, counts: Path

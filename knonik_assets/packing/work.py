@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from knonik_assets.engine import Engine, Outcome
+from knonik_assets.engine import Engine, Outcome, default_workers
 from knonik_assets.packing.staging import Desk
 from knonik_assets.packing.transcode import (
     FileResult,
@@ -21,7 +22,7 @@ from knonik_assets.packing.transcode import (
 from knonik_loader.errors import PackError
 from knonik_loader.khlp.writer import ShardInput
 
-__all__ = ["FILES_A_LANE", "SHARDS_A_LANE", "Listener", "each", "splits_files", "write_files"]
+__all__ = ["FILES_A_LANE", "SHARDS_A_LANE", "Listener", "each", "each_in_threads", "splits_files", "write_files"]
 
 FILES_A_LANE = 4
 """From so many files a lane on, lanes write whole files: few enough of them stand idle at the end."""
@@ -104,6 +105,26 @@ def each(
             if progress is not None:
                 progress.advance(names[outcome.index])
     return [values[index] for index in range(len(tasks))]
+
+
+def each_in_threads(
+    fn: Callable[[Task], Value], tasks: Sequence[Task], names: Sequence[str], progress: Listener | None, what: str
+) -> list[Value]:
+    """`each`, in threads of this process: for work that is over before a worker process would have started.
+
+    Raises:
+        KnonikError: what the function raised first, in the tasks' order; the rest is not begun.
+    """
+    values: list[Value] = []
+    with _told(progress, len(tasks), what), ThreadPoolExecutor(default_workers()) as pool:
+        try:
+            for name, value in zip(names, pool.map(fn, tasks), strict=True):
+                values.append(value)
+                if progress is not None:
+                    progress.advance(name)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return values
 
 
 @contextmanager
