@@ -82,10 +82,10 @@ def busy():
 
 
 def kill_one(out: Path, killed: list[int], stop: threading.Event):
-    """kill -9 of a worker that has begun an episode and not finished it."""
+    """kill -9 of a worker at an episode, once episodes have begun."""
     while not stop.is_set():
-        counts = list((out / ".knonik/progress").glob("episode_*"))
-        if len(counts) == 2 and (workers := busy()):
+        begun = any((out / ".knonik/progress").glob("episode_*"))
+        if begun and (workers := busy()):
             os.kill(workers[0].pid, signal.SIGKILL)
             killed.append(workers[0].pid)
             return

@@ -112,10 +112,9 @@ def materialise_all(page, address: str, partition: str) -> str:
 def wait_for_run(page, run: str) -> str:
     """Watch a run's page until it ended; returns how, as the page's title says it: ``SUCCESS``, for instance."""
     page.goto(run)
-    page.wait_for_function(
-        "() => /\\[(SUCCESS|FAILURE|CANCELED)\\]/.test(document.title)", timeout=PATIENCE_S * 1000, polling=200
-    )
-    return page.title().partition("[")[2].rstrip("]")
+    # what was waited for is what is returned: the title may fall back to STARTED while the page asks again
+    ended = "() => (/\\[(SUCCESS|FAILURE|CANCELED)\\]/.exec(document.title) || [])[1]"
+    return page.wait_for_function(ended, timeout=PATIENCE_S * 1000, polling=200).json_value()
 
 
 def open_markdown(page, address: str, asset: str, partition: str, key: str):
