@@ -95,7 +95,8 @@ class Assembler:
         """A batch of augmented samples.
 
         Raises:
-            ConfigError: samples differ in streams, shape or type, so that they don't stack.
+            ConfigError: samples differ in streams, shape or type, so that they don't stack; something is no array; a
+                stream is called like what the batch says of itself.
         """
         batch = self._columns([sample["streams"] for sample in samples])
         streams = list(batch)
@@ -105,8 +106,13 @@ class Assembler:
             sample.get("valid_masks", {key: mask[at] for key, mask in before.items()})
             for at, sample in enumerate(samples)
         ]
-        batch |= self._columns(masks, "_valid_mask")
-        return batch | self._metadata(work) | {"_stream_names": streams}
+        rest = self._columns(masks, "_valid_mask") | self._metadata(work) | {"_stream_names": streams}
+        for key in streams:
+            if key in rest:
+                raise ConfigError(
+                    f"augment_fn returned a stream {key!r}, a name of the batch's own; call it otherwise."
+                )
+        return batch | rest
 
     def _columns(self, samples: Sequence[Mapping[str, Any]], suffix: str = "") -> dict[str, Any]:
         """What is called alike in all samples, stacked."""
@@ -126,16 +132,25 @@ class Assembler:
         for at, value in enumerate(values):
             if value is None:
                 raise ConfigError(f"augment_fn gave sample {at} no {key!r}; return the same streams for every sample.")
-            if np.shape(value) != np.shape(values[0]) or getattr(value, "dtype", None) != getattr(
-                values[0], "dtype", None
-            ):
-                raise ConfigError(
-                    f"augment_fn: {key!r} is {_facts(values[0])} in sample 0 and {_facts(value)} in sample {at}; "
-                    "samples of one batch must have equal shapes and types."
-                )
-        if self._torch is None:
-            return np.stack(values)
-        return self._torch.stack([self._torch.as_tensor(value) for value in values])
+        stacked, other = None, None
+        try:
+            other = next((at for at, value in enumerate(values) if _kind(value) != _kind(values[0])), None)
+            if other is None and self._torch is not None:
+                # A batch is data: it takes no part in what made it, and could not be sent from a worker if it did.
+                return self._torch.stack([self._torch.as_tensor(_plain(value)).detach() for value in values])
+            if other is None:
+                stacked = np.stack(values)
+        except (TypeError, ValueError, RuntimeError) as error:  # whichever of them numpy and torch choose
+            raise _not_stackable(key, values[0], str(error)) from error
+        if other is not None:
+            one, another = _facts(values[0]), _facts(values[other])
+            raise ConfigError(
+                f"augment_fn: {key!r} is {one} in sample 0 and {another} in sample {other}; "
+                "samples of one batch must have equal shapes and types."
+            )
+        if stacked is not None and stacked.dtype.hasobject:
+            raise _not_stackable(key, values[0], "numpy would keep objects")
+        return stacked
 
     def _metadata(self, work: BatchWork) -> dict[str, Any]:
         plan = work.plan
@@ -165,5 +180,26 @@ class Assembler:
         return array.base if isinstance(array.base, self._torch.Tensor) else self._torch.from_numpy(array)
 
 
+def _kind(value: Any) -> tuple[Any, tuple[int, ...]]:  # noqa: ANN401 - whatever a user's function gave
+    return getattr(value, "dtype", None), tuple(np.shape(value))
+
+
 def _facts(value: Any) -> str:  # noqa: ANN401 - whatever a user's function gave
     return f"{getattr(value, 'dtype', type(value).__name__)} {tuple(np.shape(value))}"
+
+
+def _not_stackable(key: str, value: Any, why: str) -> ConfigError:  # noqa: ANN401 - whatever a user's function gave
+    what = f"{type(value).__name__} of {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
+    return ConfigError(
+        f"augment_fn: {key!r} is a {what}, which makes no batch ({why.rstrip('.')}); return arrays, tensors or numbers."
+    )
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a user's function gave
+    """An array as torch takes it: in the machine's byte order, forwards along every axis, and its own to write."""
+    if not isinstance(value, np.ndarray):
+        return value
+    native = value.dtype.newbyteorder("=")
+    if value.dtype == native and value.flags.writeable and min(value.strides, default=0) >= 0:
+        return value
+    return value.astype(native, order="C")

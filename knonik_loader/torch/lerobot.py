@@ -21,6 +21,8 @@ __all__ = ["LerobotShape"]
 
 
 _STATES = ("state", "qpos")
+_CHANNELS = (1, 3, 4)
+_FACTS = ("episode_index", "frame_index", "index", "timestamp", "task", "task_index")
 
 
 class LerobotShape:
@@ -60,6 +62,7 @@ class LerobotShape:
                 "rename one of them when packing"
             )
         self._timed = {self._key_of(name, streams) for name in given.get("delta_timestamps") or {}}
+        self._own = {*_FACTS, *self.names.values(), *(f"{name}_is_pad" for name in self.names.values())}
         self._t0 = index.episodes.t0
         self._first = np.cumsum(index.episodes.length) - index.episodes.length
         self._language = index.episodes.language
@@ -92,16 +95,23 @@ class LerobotShape:
         """
         result: dict[str, Any] = {}
         for key in batch["_stream_names"]:
-            value, name = batch[key], self.names.get(key, key)
+            if key not in self.names:
+                result[key] = batch[key]  # an augmentation added it, and knows what it is for
+                continue
+            name, timed, value = self.names[key], key in self._timed, batch[key]
             if key.startswith("rgb_"):
-                value = self._pictures(value, name, memory)
+                value = self._pictures(value, key, memory)
             elif key.startswith("depth_"):
-                value = value.unsqueeze(2)  # (B, T, 1, H, W)
-            # A stream that an augmentation added keeps its axes.
-            result[name] = value if key in self._timed or key not in self.names else value[:, 0]
+                value = _depths(value, key)
+            elif not timed and (value.ndim < 2 or value.shape[1] != 1):
+                raise _odd(key, value, "(1, ...), as it came: it has no delta_timestamps, and its one step is taken")
+            result[name] = value if timed else value[:, 0]
             mask = batch.get(f"{key}_valid_mask")
-            if key in self._timed and mask is not None:
+            if timed and mask is not None:
                 result[f"{name}_is_pad"] = ~mask
+        clash = [key for key in batch["_stream_names"] if key not in self.names and key in self._own]
+        if clash:
+            raise ConfigError(f"augment_fn returned a stream {clash[0]!r}, a name of LeRobot's; call it otherwise.")
         frames = batch["_frame_indices"]
         result["episode_index"] = torch.from_numpy(rows)
         result["frame_index"] = frames
@@ -112,15 +122,22 @@ class LerobotShape:
         result["task_index"] = torch.tensor([self.tasks[text] for text in result["task"]])
         return result
 
-    def _pictures(self, value: Any, name: str, memory: BatchMemory | None) -> Any:  # noqa: ANN401 - tensors
-        """(B, T, H, W, 3) uint8 → (B, T, 3, H, W); what an augmentation made of other types stays of that type."""
-        moved = value.permute(0, 1, 4, 2, 3)
-        scaled = self._as_float and value.dtype == torch.uint8
-        out = empty_in(memory, name, moved.shape, np.float32 if scaled else value.numpy().dtype)
+    def _pictures(self, value: Any, key: str, memory: BatchMemory | None) -> Any:  # noqa: ANN401 - tensors
+        """(B, T, H, W, 3) uint8 → (B, T, 3, H, W); what an augmentation made of other types stays of that type.
+
+        It may have put the channels first already.
+        """
+        if value.ndim != 5:
+            raise _odd(key, value, "(T, H, W, C) or (T, C, H, W)")
+        first = value.shape[-1] not in _CHANNELS and value.shape[2] in _CHANNELS
+        moved = value if first else value.permute(0, 1, 4, 2, 3)
+        if value.dtype != torch.uint8:
+            return moved.contiguous()
+        out = empty_in(memory, key, moved.shape, np.float32 if self._as_float else np.uint8)
         # Picture by picture: both passes over one find it in the processor's cache.
         for picture, place in zip(moved.flatten(0, 1), out.flatten(0, 1), strict=True):
             place.copy_(picture)
-            if scaled:
+            if self._as_float:
                 place.div_(255)
         return out
 
@@ -134,6 +151,22 @@ class LerobotShape:
                 f"{', '.join(self.names.values())}"
             )
         return resolve_stream(name, streams, where="delta_timestamps")
+
+
+def _depths(value: Any, key: str) -> Any:  # noqa: ANN401 - tensors
+    """(B, T, H, W) → (B, T, 1, H, W); an augmentation may have done it."""
+    if value.ndim == 5 and value.shape[2] == 1:
+        return value
+    if value.ndim != 4:
+        raise _odd(key, value, "(T, H, W) or (T, 1, H, W)")
+    return value.unsqueeze(2)
+
+
+def _odd(key: str, value: Any, wanted: str) -> ConfigError:  # noqa: ANN401 - tensors
+    return ConfigError(
+        f"augment_fn made {key!r} {tuple(value.shape[1:])} in each sample; with keys='lerobot' it must be {wanted}. "
+        "Give what has another shape a name of its own."
+    )
 
 
 def _names(streams: Sequence[StreamInfo], state_key: str | None) -> dict[str, str]:

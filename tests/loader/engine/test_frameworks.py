@@ -159,3 +159,94 @@ def test_mistakes_of_an_augmentation_name_the_sample(packed, execution, function
         with pytest.raises(ConfigError, match=said):
             next(iterator)
         assert next(iterator)["_frame_indices"].tolist() == [24, 25, 26, 27]
+
+
+def adding(value):
+    """An ``augment_fn`` that adds a stream."""
+    return lambda sample: {**sample, "streams": {**sample["streams"], "more": value}}
+
+
+ODD = {
+    "words": "words",
+    "dictionary": {"a": np.ones(2)},
+    "objects": np.array([None, 1], object),
+    "ragged": [[1], [1, 2]],
+    "set": {1, 2},
+}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("value", [pytest.param(value, id=name) for name, value in ODD.items() if name != "words"])
+def test_what_is_no_array_is_one_error(packed, framework, value):
+    if framework == "torch":
+        pytest.importorskip("torch")
+    config = packed.config(framework=framework, augment_fn=adding(value))
+    with (
+        ShardedDataLoader(config) as loader,
+        pytest.raises(ConfigError, match=r"'more' is a .*; return arrays, tensors or numbers"),
+    ):
+        next(iter(loader))
+
+
+def test_words_are_arrays_for_numpy_alone(packed):
+    with ShardedDataLoader(packed.config(augment_fn=adding("words"))) as loader:
+        assert next(iter(loader))["more"].tolist() == ["words"] * 4
+    pytest.importorskip("torch")
+    config = packed.config(framework="torch", augment_fn=adding("words"))
+    with ShardedDataLoader(config) as loader, pytest.raises(ConfigError, match="'more' is a str, which makes no batch"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("key", ["_frame_indices", "state_valid_mask", "_dataset_name"])
+def test_a_stream_does_not_replace_what_the_batch_says_of_itself(packed, key):
+    def replace(sample):
+        return {**sample, "streams": {**sample["streams"], key: np.zeros(3)}}
+
+    config = packed.config(augment_fn=replace, pad_missing=True)
+    with ShardedDataLoader(config) as loader, pytest.raises(ConfigError, match=f"a stream '{key}'"):
+        next(iter(loader))
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensors_are_made_of_any_array(packed):
+    """Mirrored, of another byte order, read-only, without axes."""
+    torch = pytest.importorskip("torch")
+
+    def change(sample):
+        streams = sample["streams"]
+        more = {
+            "rgb_cam_0": streams["rgb_cam_0"].numpy()[:, :, ::-1],
+            "big": streams["state"].numpy().astype(">f4"),
+            "broad": np.broadcast_to(np.float32(7), (2, 3)),
+            "number": np.array(2.5),
+            "half": streams["state"].half(),
+        }
+        return {**sample, "streams": {**streams, **more}}
+
+    keys = {"framework": "torch", "shuffle_mode": "none"}
+    with ShardedDataLoader(packed.config(**keys)) as loader:
+        plain = next(iter(loader))
+    with ShardedDataLoader(packed.config(augment_fn=change, **keys)) as loader:
+        batch = next(iter(loader))
+    assert torch.equal(batch["rgb_cam_0"], plain["rgb_cam_0"].flip(3))
+    assert torch.equal(batch["big"], plain["state"])
+    assert torch.equal(batch["broad"], torch.full((4, 2, 3), 7.0))
+    assert (batch["number"].dtype, batch["number"].tolist()) == (torch.float64, [2.5] * 4)
+    assert torch.equal(batch["half"], plain["state"].half())
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_batch_takes_no_part_in_what_made_it(packed, framework):
+    torch = pytest.importorskip("torch")
+
+    def learn(sample):
+        picture = torch.as_tensor(sample["streams"]["rgb_cam_0"]).float()
+        weight = torch.ones((), requires_grad=True)
+        return {**sample, "streams": {"rgb_cam_0": picture * weight}}
+
+    with ShardedDataLoader(packed.config(framework=framework, augment_fn=learn)) as loader:
+        if framework == "torch":
+            assert not next(iter(loader))["rgb_cam_0"].requires_grad
+        else:
+            with pytest.raises(ConfigError, match="requires grad"):
+                next(iter(loader))

@@ -135,3 +135,90 @@ def test_mistakes_have_names(packed, options, named):
         KhlpDataset(packed.manifest, keys="lerobot", **options)
     with pytest.raises(ConfigError, match="keys='lerobot'"):
         _ = KhlpDataset(packed.manifest).meta
+
+
+AS = {
+    "rows": lambda pictures: pictures,
+    "half": lambda pictures: pictures.half(),
+    "bfloat16": lambda pictures: pictures.bfloat16(),
+    "bool": lambda pictures: pictures > 100,
+    "mirrored array": lambda pictures: pictures.numpy()[:, :, ::-1],
+    "channels first": lambda pictures: pictures.permute(0, 3, 1, 2),
+    "scaled, channels first": lambda pictures: pictures.permute(0, 3, 1, 2).float() / 255,
+    "gray": lambda pictures: pictures[..., :1],
+    "smaller": lambda pictures: pictures[:, ::2, 4:],
+    "with gradients": lambda pictures: (pictures.float() / 255).requires_grad_(),
+}
+
+
+class Change:
+    """One stream of a sample."""
+
+    def __init__(self, change, key="rgb_cam_0"):
+        self.change, self.key = change, key
+
+    def __call__(self, sample):
+        return {**sample, "streams": {**sample["streams"], self.key: self.change(sample["streams"][self.key])}}
+
+
+def as_copied(value):
+    return value.copy() if isinstance(value, np.ndarray) else value.detach()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", AS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_pictures_as_an_augmentation_makes_them(packed, name, dtype, workers):
+    """Of any type, on other axes, in the main process and in a worker: always channel first, scaled where uint8."""
+    keys = {"keys": "lerobot", "delta_timestamps": DELTAS, "image_dtype": str(dtype).removeprefix("torch.")}
+    stored = KhlpDataset(packed.manifest, delta_timestamps={"rgb_cam_0": [-0.1, 0.0]}, pad_missing=True)
+    dataset = KhlpDataset(packed.manifest, augment_fn=Change(AS[name]), **keys)
+    how = {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 60} if workers else {}
+    batch = next(iter(DataLoader(dataset, batch_size=3, **how)))
+    made = torch.stack([torch.as_tensor(as_copied(AS[name](stored[at]["rgb_cam_0"]))) for at in range(3)])
+    wanted = made if "first" in name else made.permute(0, 1, 4, 2, 3)
+    if wanted.dtype == torch.uint8 and dtype == torch.float32:
+        wanted = wanted.float() / 255
+    got = batch["observation.images.cam_0"]
+    assert (got.dtype, got.requires_grad) == (wanted.dtype, False)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "named"),
+    [
+        ("rgb_cam_0", lambda value: value[..., 0], r"'rgb_cam_0' \(2, 80, 80\) in each sample.*\(T, H, W, C\)"),
+        ("rgb_cam_1", lambda value: value[0], r"'rgb_cam_1' \(80, 80, 3\)"),
+        ("rgb_cam_1", lambda value: value.float().mean(), r"'rgb_cam_1' \(\) "),
+        ("depth_cam_0", lambda value: value[0], r"'depth_cam_0' \(12, 16\)"),
+        ("state", lambda value: value.mean(), r"'state' \(\) .*its one step is taken"),
+        ("state", lambda value: value[0], r"'state' \(4,\) .*its one step is taken"),
+        ("state", lambda value: {"left": value}, "'state' is a dict"),
+    ],
+)
+def test_axes_that_an_augmentation_lost_are_one_error(packed, key, change, named):
+    deltas = {"observation.images.cam_0": DELTAS["observation.images.cam_0"]}
+    dataset = KhlpDataset(packed.manifest, keys="lerobot", delta_timestamps=deltas, augment_fn=Change(change, key))
+    with pytest.raises(ConfigError, match=named):
+        dataset[0]
+
+
+def adds(key, value):
+    return lambda sample: {**sample, "streams": {**sample["streams"], key: value}}
+
+
+def test_streams_that_an_augmentation_adds_come_out_as_they_are(packed):
+    flow = torch.arange(24.0).reshape(2, 3, 4)
+    for key in ("observation.flow", "rgb_flow", "depth_flow", "observation.images.new"):
+        sample = KhlpDataset(packed.manifest, keys="lerobot", augment_fn=adds(key, flow))[0]
+        assert torch.equal(sample[key], flow)
+    for key in ("task", "observation.state", "action_is_pad", "index"):
+        with pytest.raises(ConfigError, match=f"a stream '{key}', a name of LeRobot's"):
+            _ = KhlpDataset(packed.manifest, keys="lerobot", augment_fn=adds(key, flow))[0]
+
+
+def test_depth_that_has_its_channel_keeps_it(packed):
+    plain = KhlpDataset(packed.manifest, keys="lerobot")[3]["observation.depths.cam_0"]
+    half = Change(lambda value: value.unsqueeze(1).bfloat16(), "depth_cam_0")
+    made = KhlpDataset(packed.manifest, keys="lerobot", augment_fn=half)[3]["observation.depths.cam_0"]
+    assert torch.equal(made, plain.bfloat16())
