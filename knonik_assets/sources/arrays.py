@@ -129,8 +129,16 @@ class Array(ABC):
         Raises:
             EpisodeError: damaged or missing.
         """
-        for start, stop in self.blocks():
-            yield from self.rows(start, stop)
+        yield from self.stream_rows(0, self.shape[0])
+
+    def stream_rows(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """`stream` for some rows.
+
+        Raises:
+            EpisodeError: damaged or missing.
+        """
+        for first, last in RowsOf(self, start, stop, self.where).blocks():
+            yield from self.rows(start + first, start + last)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Feed type, shape and content to a digest.
@@ -199,6 +207,10 @@ class RowsOf(Array):
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """See `Array.rows`."""
         return self.whole.rows(self.start + start, self.start + min(stop, self.shape[0]))
+
+    def stream_rows(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """See `Array.stream_rows`."""
+        return self.whole.stream_rows(self.start + start, self.start + min(stop, self.shape[0]))
 
     def row_bytes(self, index: int) -> bytes:
         """See `Array.row_bytes`."""

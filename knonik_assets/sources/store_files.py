@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,27 +90,32 @@ class Folder(Files):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self._root = root
-        self._checked: set[Path] = set()
+        self._checked: set[str] = set()
 
-    def _path(self, name: str) -> Path:
-        """Where a file is, followed only as far as links stay inside."""
-        path = self._root / name
-        if path.parent not in self._checked:
-            check_inside(path.parent, self._root)
-            self._checked.add(path.parent)
-        if path.is_symlink():
-            check_inside(path, self._root)
-        return path
+    def _stat(self, name: str) -> tuple[str, os.stat_result]:
+        """Where a file is and what it is, followed only as far as links stay inside.
+
+        Plain strings: a store may hold a file a picture, and a `Path` costs more than asking the disk.
+        """
+        path = f"{self.where}/{name}"
+        parent = path.rpartition("/")[0]
+        if parent not in self._checked:
+            check_inside(Path(parent), self._root)
+            self._checked.add(parent)
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            check_inside(Path(path), self._root)
+            found = Path(path).stat()
+        return path, found
 
     def size(self, name: str) -> int | None:
         """See `Files.size`."""
         try:
-            found = self._path(name).stat()
+            return self._stat(name)[1].st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise EpisodeError(f"{self.where}/{name}: {error.strerror or error}.") from error
-        return found.st_size
 
     def read(self, name: str) -> bytes | None:
         """See `Files.read`."""
@@ -116,17 +123,20 @@ class Folder(Files):
 
     def part(self, name: str, start: int, stop: int | None) -> bytes | None:
         """See `Files.part`."""
-        path = self._path(name)
         try:
-            with path.open("rb") as file:
+            path, found = self._stat(name)
+            if not stat.S_ISREG(found.st_mode):  # opening a pipe waits for somebody who writes to it
+                raise EpisodeError(f"{path}: no regular file.")
+            with Path(path).open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                wanted = bounded(max(0, (size if stop is None else min(stop, size)) - start), str(path))
-                file.seek(start)
-                return file.read(wanted)
+                wanted = bounded(max(0, (size if stop is None else min(stop, size)) - start), path)
+                if start:
+                    file.seek(start)
+                return _read(file, wanted)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise EpisodeError(f"{path}: unreadable: {error.strerror or error}.") from error
+            raise EpisodeError(f"{self.where}/{name}: unreadable: {error.strerror or error}.") from error
 
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """See `Files.children`."""
@@ -140,6 +150,17 @@ class Folder(Files):
         return in_order(name for name, folder in found if folder), in_order(
             name for name, folder in found if not folder
         )
+
+
+def _read(file: io.FileIO, count: int) -> bytes:
+    """Some bytes from where the file stands, fewer at its end: one call of the system may give fewer than there are."""
+    data = file.read(count)
+    if len(data) == count or not data:
+        return data
+    pieces = [data]
+    while (count := count - len(pieces[-1])) and (piece := file.read(count)):
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -6,8 +6,10 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from lzma import LZMAError
 from typing import Any, Literal
 
@@ -16,11 +18,13 @@ import numpy.typing as npt
 import zarr
 
 from knonik_assets.sources.arrays import MOST_BYTES, Array, Path, bounded
+from knonik_assets.sources.read_ahead import read_ahead
 from knonik_assets.sources.store_files import Files
 from knonik_assets.sources.zarr_codecs import check_codecs, chunk_guard
 from knonik_assets.sources.zarr_files import FilesStore
 from knonik_assets.sources.zarr_guard import ABSENT, ShardGuard
 from knonik_assets.sources.zarr_pictures import PictureArray, picture_codec
+from knonik_assets.sources.zarr_plain import Chunk, PlainChunks, plain_chunks
 from knonik_loader.errors import EpisodeError, KnonikError
 
 __all__ = ["ZarrArray", "attributes", "has_array", "scan"]
@@ -32,6 +36,10 @@ _FAULTS = (
 """What Zarr and its codecs raise on damaged data, whichever layer notices."""
 _READ_BYTES = 8 << 20
 """Several small chunks are read at once, up to this much."""
+_AHEAD_BYTES = 16 << 20
+"""Decoded chunks that wait for whoever reads the stream, about; chunks twice as large wait in pairs."""
+_CALL_BYTES = 2 << 20
+"""Small chunks that one thread decodes in a row."""
 _DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
 
 
@@ -121,8 +129,12 @@ def _is_count(value: Any) -> bool:  # noqa: ANN401 - JSON
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
+def _all(calls: list[Callable[[], npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+    return [call() for call in calls]
+
+
 class ZarrArray(Array):
-    """An array that zarr-python decodes."""
+    """An array that zarr-python opens; what is stored the usual way is decoded here, the rest by zarr-python."""
 
     def __init__(
         self,
@@ -152,6 +164,7 @@ class ZarrArray(Array):
         most = MOST_BYTES if dtype.kind in "OT" else min(MOST_BYTES, 8 * inner + 4096)
         self._guard = store.guards[f"{folder}/"] = chunk_guard(array, meta, version, most, where)
         self._fill: Any = array.metadata.fill_value
+        self._plain = plain_chunks(array, meta, version, files, folder, self._guard)
 
     def _files_of(self, start: int, stop: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Files of the chunks (or shards) that hold some rows, and their places in the grid."""
@@ -164,11 +177,40 @@ class ZarrArray(Array):
     def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """See `Array.rows`."""
         bounded(max(self._chunk_bytes, (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize), self.where)
+        if self._plain is not None and start < min(stop, self.shape[0]):
+            pieces = _all(list(self._plain_rows(self._plain, start, min(stop, self.shape[0]))))
+            return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         with reading(f"{self.where}, rows from {start}"):
             found = np.asarray(self._array[start:stop])
         if found.dtype.kind == "T":
             found = found.astype(object)
         return found
+
+    def _plain_rows(self, plain: PlainChunks, start: int, stop: int) -> Iterator[Callable[[], npt.NDArray[Any]]]:
+        """What reads and decodes the wanted rows of each chunk."""
+        for first, load in plain.chunks(start, stop):
+            yield partial(self._plain_chunk, load, first, max(start, first), min(stop, first + plain.along))
+
+    def _plain_chunk(self, load: Callable[[], Chunk], first: int, start: int, stop: int) -> npt.NDArray[Any]:
+        with reading(f"{self.where}, rows from {start}"):
+            found = load()
+            if found is None:  # zarr knows what a chunk that isn't there means
+                found, first = np.asarray(self._array[start:stop]), start
+        return found[start - first : stop - first]
+
+    def stream_rows(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """See `Array.stream_rows`. Chunks are decoded ahead, several at once."""
+        if self._plain is None:
+            yield from super().stream_rows(start, stop)
+            return
+        calls = self._plain_rows(self._plain, start, stop)
+        many = max(1, _CALL_BYTES // self._plain.nbytes)
+        size = many * self._plain.nbytes
+        groups = iter(lambda: list(islice(calls, many)), [])
+        held = max(2, _AHEAD_BYTES // size) if size <= 2 * _AHEAD_BYTES else 1
+        for pieces in read_ahead((partial(_all, group) for group in groups), held):
+            for piece in pieces:
+                yield from piece
 
     def absent(self, start: int, stop: int) -> tuple[int, int]:
         """How many of the chunks that hold some rows are missing, and how many there should be."""

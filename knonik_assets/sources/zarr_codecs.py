@@ -11,7 +11,7 @@ import zarr
 from knonik_assets.sources.zarr_guard import Guard, ShardGuard
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["check_codecs", "chunk_guard"]
+__all__ = ["check_codecs", "chunk_guard", "sharding_of"]
 
 _SHARDING = "sharding_indexed"
 _COMPRESSORS = frozenset(("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"))
@@ -25,7 +25,7 @@ def check_codecs(meta: Mapping[str, Any], version: int, where: str) -> None:
     """
     names: list[str] = []
     chain = _chain(meta, version)
-    if version == 3 and (sharding := _sharding(meta)) is not None:
+    if version == 3 and (sharding := sharding_of(meta)) is not None:
         _check_sharding(sharding, chain, where)
         chain = [*chain, *_chain(sharding, version)]
     for codec in chain:
@@ -72,7 +72,7 @@ def _last_codec(chain: list[Any], version: int) -> str:
     return str(last.get("name" if version == 3 else "id")).rsplit(".", 1)[-1] if isinstance(last, dict) else ""
 
 
-def _sharding(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def sharding_of(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """How an array of format 3 keeps many chunks in one file; None where it doesn't."""
     codecs = meta.get("codecs")
     for codec in codecs if isinstance(codecs, list) else ():
@@ -88,7 +88,7 @@ def _check_sharding(sharding: Mapping[str, Any], chain: list[Any], where: str) -
     Raises:
         EpisodeError: either.
     """
-    if len(chain) != 1 or _sharding(sharding) is not None:
+    if len(chain) != 1 or sharding_of(sharding) is not None:
         raise EpisodeError(
             f"{where}: its shards are encoded once more, or hold shards; store it with one level of them."
         )
@@ -115,7 +115,7 @@ def chunk_guard(array: zarr.Array, meta: Mapping[str, Any], version: int, most: 
     Raises:
         EpisodeError: an absurd number of chunks in a shard.
     """
-    sharding = _sharding(meta) if version == 3 else None
+    sharding = sharding_of(meta) if version == 3 else None
     if sharding is None or array.shards is None:
         return Guard(_last_codec(_chain(meta, version), version), most)
     inner = Guard(_last_codec(_chain(sharding, version), version), most)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.sources.arrays import Array, bounded
+from knonik_assets.sources.read_ahead import read_ahead
 from knonik_assets.sources.store_files import Files
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["PictureArray", "picture_codec"]
 
 _PREFIX = "imagecodecs_"
+_AHEAD_BYTES, _MOST_AHEAD = 16 << 20, 8
+"""Decoded pictures that wait for whoever reads the stream."""
 
 
 def picture_codec(meta: Mapping[str, Any]) -> str | None:
@@ -94,6 +98,14 @@ class PictureArray(Array):
         )
         skip = start - start // self.block * self.block
         return joined[skip : skip + stop - start]
+
+    def stream_rows(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """See `Array.stream_rows`. Pictures are decoded ahead, several at once."""
+        first, size = start // self.block, max(1, self.block * math.prod(self.shape[1:]) * self.dtype.itemsize)
+        calls = (partial(self._chunk, chunk) for chunk in range(first, -(-stop // self.block)))
+        for at, rows in enumerate(read_ahead(calls, min(_MOST_AHEAD, _AHEAD_BYTES // size)), first):
+            begin = at * self.block
+            yield from rows[max(0, start - begin) : stop - begin]
 
     def check_complete(self, *, numeric: bool) -> str | None:
         """See `Array.check_complete`."""

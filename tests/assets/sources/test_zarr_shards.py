@@ -19,6 +19,15 @@ from tests.support.stamps import episode_arrays, read_stamp
 from tests.support.zarr_data import group, zipped
 
 
+@pytest.fixture(params=["here", "zarr-python", "zarr-python, row by row"])
+def decoder(request, monkeypatch):
+    """Who decodes chunks: this package, or zarr-python whole shards or single chunks of them."""
+    if request.param != "here":
+        monkeypatch.setattr(zarr_arrays, "plain_chunks", lambda *_: None)
+    if request.param == "zarr-python, row by row":
+        monkeypatch.setattr(arrays, "_BLOCK_BYTES", 1)
+
+
 def identities(pictures):
     return [read_stamp(picture) for picture in pictures]
 
@@ -66,17 +75,13 @@ def point(begin, length):
         (point(2**64 - 1, 2**64 - 1), "1 of 6 chunks are missing"),
     ],
 )
-@pytest.mark.parametrize("rows_at_once", [64 << 20, 1])
-def test_a_shard_whose_index_lies(tmp_path, change, message, rows_at_once, monkeypatch):
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", rows_at_once)  # whole shards, and single chunks of them
+def test_a_shard_whose_index_lies(tmp_path, change, message, decoder):
     shard_index(sharded(tmp_path) / "c/1/0/0/0", 2, change)
     with pytest.raises(EpisodeError, match=message), only_episode(tmp_path, data_type="zarr") as opened:
         frames(opened, "cam")
 
 
-@pytest.mark.parametrize("rows_at_once", [64 << 20, 1])
-def test_chunks_of_a_shard_that_claim_more_than_they_hold_take_no_memory(tmp_path, rows_at_once, monkeypatch):
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", rows_at_once)
+def test_chunks_of_a_shard_that_claim_more_than_they_hold_take_no_memory(tmp_path, decoder):
     path = sharded(tmp_path) / "c/1/0/0/0"
     bomb = numcodecs.Zstd().encode(np.zeros(256 << 20, np.uint8))
     data = path.read_bytes()
@@ -105,10 +110,8 @@ def test_a_shard_that_is_cut_off(tmp_path, cut):
 
 
 @pytest.mark.parametrize("place", ["start", "end"])
-@pytest.mark.parametrize("rows_at_once", [64 << 20, 1])
 @pytest.mark.parametrize("zipped_up", [False, True])
-def test_shards_of_every_kind(tmp_path, place, rows_at_once, zipped_up, monkeypatch):
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", rows_at_once)
+def test_shards_of_every_kind(tmp_path, place, zipped_up, decoder):
     store = sharded(tmp_path, (8, 96, 112, 3), 11).parent
     shutil.rmtree(store / "cam")
     codec = zarr.codecs.ShardingCodec(
