@@ -74,7 +74,7 @@ class Steps:
             EpisodeError: missing or damaged.
         """
         with closing(NpzFile(self.path(place))) as archive:
-            return archive.array(name).whole()
+            return archive.value(name)
 
     def table(self, name: str) -> npt.NDArray[Any]:
         """(T, D) of an array that has one axis a step: all such arrays are read at once, as the files are many.
@@ -97,7 +97,7 @@ class Steps:
         for place in range(len(self)):
             with closing(NpzFile(self.path(place))) as archive:
                 for name, table in tables.items():
-                    table[place] = same_shape(archive.array(name).whole(), table.shape[1:], f"{archive.path}: {name}")
+                    table[place] = same_shape(archive.value(name), table.shape[1:], f"{archive.path}: {name}")
         return tables
 
     def digest(self) -> str:
@@ -191,4 +191,4 @@ class StepArray(Array):
     def stream(self) -> Iterator[npt.NDArray[Any]]:
         """See `Array.stream`."""
         for place in range(self.shape[0]):
-            yield self.rows(place, place + 1)[0]
+            yield self._row(place) if len(self._stored) > 1 else self._steps.table(self._name)[place]

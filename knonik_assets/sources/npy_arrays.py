@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import tokenize
@@ -9,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,15 +48,27 @@ def reading(where: str) -> Iterator[None]:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type; the file is left behind its header."""
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"format version {version}")
-    # version 3 differs from 2 in the encoding of names alone, which matter for nothing here
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file, max_header_size=_MOST_HEADER)
+    count = file.read(2 if version == (1, 0) else 4)
+    length = int.from_bytes(count, "little")
+    if length > _MOST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    shape, fortran, dtype = _parsed(version, count + file.read(length))
     if any(side < 0 or side >= 1 << 48 for side in shape):
         raise ValueError(f"shape {shape}")
     return shape, fortran and len(shape) > 1, dtype
+
+
+@lru_cache(maxsize=512)
+def _parsed(version: tuple[int, int], header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """A header's text, which many files share, understood once."""
+    # version 3 differs from 2 in the encoding of names alone, which matter for nothing here
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(io.BytesIO(header), max_header_size=_MOST_HEADER)
+    return found
 
 
 class NpyArray(Array):
@@ -135,9 +149,20 @@ class NpyArray(Array):
         """
         if not self.shape:
             return np.asarray(self.scalar(), self.dtype)
+        self._refuse_objects()
         bounded(self.shape[0] * self._row_bytes, self.where)
-        rows = list(self.stream())
-        return np.stack(rows) if rows else np.empty(self.shape, self.dtype)
+        with reading(self.where), closing(self._open()) as file:
+            if self._fortran:
+                return self._whole(file)
+            file.seek(self.begin)
+            found = self._next(file, self.shape[0])
+            file.read(1)  # the end, where an archive's check sum is compared
+        return found
+
+    @property
+    def plain(self) -> bool:
+        """Whether its numbers lie in memory as they do in the file."""
+        return not self._fortran and self.dtype.kind in "biuf"
 
     def scalar(self) -> Any:  # noqa: ANN401 - a number or text
         """The value of an array without axes, or of one element; None where it holds anything else."""
@@ -208,6 +233,21 @@ class NpzFile:
         if info is None:
             raise EpisodeError(f"{where}: there is no such array; it has: {', '.join(list(self._infos)[:24])}.")
         return NpyArray(lambda: self._opened(info), info.file_size, where)
+
+    def value(self, name: str) -> npt.NDArray[Any]:
+        """All of one array, unpacked once.
+
+        Raises:
+            EpisodeError: not there, damaged, absurdly large, or pickled objects.
+        """
+        where = f"{self.path}: {name}"
+        info = self._infos.get(name)
+        if info is None:
+            return self.array(name).whole()  # which says what is there
+        bounded(info.file_size, where)
+        with reading(where):
+            data = self._zip.read(info)
+        return NpyArray(lambda: io.BytesIO(data), len(data), where).whole()
 
     def check_sums(self) -> list[tuple[str, int, int]]:
         """Name, the archive's own check sum and size of every array, in order of their names."""

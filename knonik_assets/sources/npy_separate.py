@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,10 +22,10 @@ from knonik_assets.configs.ingest import (
     StagedStreams,
 )
 from knonik_assets.sources.array_episode import ArrayEpisode, Traits
-from knonik_assets.sources.arrays import Array, DictTree
+from knonik_assets.sources.arrays import Array, DictTree, bounded
 from knonik_assets.sources.arrays import Path as Place
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
-from knonik_assets.sources.npy_arrays import npy_file
+from knonik_assets.sources.npy_arrays import npy_file, reading
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError
 
 __all__ = ["StagedSource"]
@@ -128,6 +129,11 @@ def _frames(folder: Path, entry: StagedPictures | StagedDepth) -> Array:
     return FrameFiles(folder, entry.pattern, len(numbers))
 
 
+def _beginning(path: Path, count: int) -> bytes:
+    with reading(str(path)), path.open("rb") as file:
+        return file.read(count)
+
+
 class FrameFiles(Array):
     """One ``.npy`` a row."""
 
@@ -135,9 +141,25 @@ class FrameFiles(Array):
         first = npy_file(folder / (pattern % 0), str(folder / (pattern % 0)))
         super().__init__(str(folder), first.dtype, (length, *first.shape), block=1)
         self._folder, self._pattern = folder, pattern
+        self._head = _beginning(folder / (pattern % 0), first.begin) if first.plain else None
+
+    def _like_the_first(self, path: Path) -> npt.NDArray[Any] | None:
+        """The frame of a file that begins and ends as the first one does; None for any other."""
+        head = self._head
+        if head is None:
+            return None
+        size = bounded(self.dtype.itemsize * math.prod(self.shape[1:]), str(path))
+        with reading(str(path)), path.open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != len(head) + size or file.read(len(head)) != head:
+                return None
+            out = np.empty(self.shape[1:], self.dtype)
+            return out if file.readinto(out.data) == size else None
 
     def _row(self, place: int) -> npt.NDArray[Any]:
         path = self._folder / (self._pattern % place)
+        found = self._like_the_first(path)
+        if found is not None:
+            return found
         array = npy_file(path, str(path))
         if array.shape != self.shape[1:] or array.dtype != self.dtype:
             raise EpisodeError(

@@ -130,6 +130,28 @@ def test_single_numbers_a_row_and_units_of_depth(tmp_path):
         np.testing.assert_allclose(frames(opened, "near"), near_depth(ROWS, 0) * 0.01, rtol=1e-6)
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_frames_whose_files_begin_otherwise_than_the_first(tmp_path, version, order):
+    root = stage(tmp_path / "raw")
+    pictures = episode_arrays(0, ROWS)["cam_0"]
+    with (root / "top" / "frame_000003.npy").open("wb") as file:
+        np.lib.format.write_array(file, np.asarray(pictures[3], order=order), version)
+    found = staged(root)
+    with found.open(found.episodes()[0]) as opened:
+        assert identities(frames(opened, "top")) == identities(pictures)
+
+
+def test_a_first_frame_in_fortran_order(tmp_path):
+    root = stage(tmp_path / "raw")
+    pictures = episode_arrays(0, ROWS)["cam_0"]
+    for place in (0, 2):
+        np.save(root / "top" / f"frame_{place:06d}.npy", np.asfortranarray(pictures[place]))
+    found = staged(root)
+    with found.open(found.episodes()[0]) as opened:
+        np.testing.assert_array_equal(frames(opened, "top"), pictures)
+
+
 def broken(root, change):
     change(stage(root))
     found = staged(root)
