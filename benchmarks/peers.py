@@ -5,9 +5,12 @@ over the same reader. Each runs in a process of its own with two workers or thre
 ``KNONIK_PEERS_PYTHON`` names the Python that has them and the loader's few dependencies, else this one is tried.
 LeRobotDataset is compared in ``torch_data``.
 
-The loader and the others read the same JPEGs, 4:2:0, encoded from the recordings' frames: of quality 90, at which the
-bounds are stated, and of 95, what ``training_fast`` makes of arrays by default. What counts is the processor's time a
-frame over all processes, and beside it frames by the clock.
+The others read JPEG files, 4:2:0, encoded from the recordings' frames: of quality 90, at which the bounds are stated,
+and of 95, what ``training_fast`` makes of arrays by default. The loader reads what packing made of the same JPEGs:
+stored as they are (``training_fast``), or compressed against keys (``training_compressed``). Batches of 64 windows of 4
+of all cameras. What counts is the processor's time a frame over all processes, and beside it frames by the clock. What
+two threads of bare simplejpeg would reach that decode each frame of a batch into memory used again bounds the ratio of
+``training_fast``, but for the frames that samples share.
 """
 
 from __future__ import annotations
@@ -25,13 +28,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROOT, Ratio, clips_folder
-from benchmarks.loading import RECORDINGS, WINDOW, config_of, workspace
-from benchmarks.rates import Loading
+from benchmarks.loading import AHEAD, LARGE, RECORDINGS, WINDOW, config_of, payloads, workspace
+from benchmarks.rates import Limit, Loading
 from knonik_loader.engine.dataset import open_dataset
 from knonik_loader.engine.storage import open_storage
+from knonik_loader.khlp.types import StorageProfile
 
-BATCH, BATCHES, TURNS, WORKERS = 32, 4, 3, 2
+BATCH, BATCHES, TURNS, WORKERS = LARGE, 3, 5, 2
 QUALITIES = (90, 95)
+FAST = "training_fast"
+PROFILES: tuple[StorageProfile, ...] = (FAST, "training_compressed")
+BARE = "bare decoding of each frame"
 PEERS = {"torch": ("torch DataLoader, JPEG files", ">= 2"), "grain": ("grain's threads, JPEG files", ">= 1.4")}
 
 
@@ -69,16 +76,18 @@ class Frames:
         return sample
 
 
-def pack_quality(root: Path, quality: int) -> Path:
-    """Manifest of ``training_fast`` whose JPEGs are of a quality, encoded from the recordings' own frames."""
+def pack_quality(root: Path, quality: int) -> dict[str, Path]:
+    """Manifests by profile, of JPEGs of a quality that were encoded from the recordings' own frames."""
     from knonik.ingest import pack, run
 
-    packed, episodes = root / f"training_fast_q{quality}", root / f"episodes_q{quality}"
-    if not (packed / "hlp_manifest.json").exists():
+    episodes = root / f"episodes_q{quality}"
+    manifests = {profile: root / f"{profile}_q{quality}" / "hlp_manifest.json" for profile in PROFILES}
+    if not all(manifest.exists() for manifest in manifests.values()):
         preset = {"rgb": {"codec": "jpeg", "quality": quality}}
         run({**RECORDINGS, "preset": preset}, input=clips_folder(), output=episodes)
-        pack(episodes, packed, "bench", storage_profile="training_fast")
-    return packed / "hlp_manifest.json"
+        for profile, manifest in manifests.items():
+            pack(episodes, manifest.parent, "bench", storage_profile=profile)
+    return manifests
 
 
 def write_files(fast: Path, root: Path) -> None:
@@ -151,52 +160,74 @@ def processor_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def against(peer: str, quality: int, files: Path, config: dict[str, Any]) -> list[Ratio]:
-    """The loader and a peer in turns."""
+def against(peer: str, quality: int, files: Path, manifests: dict[str, Path]) -> list[Ratio]:
+    """The loader with each profile, bare decoding and a peer in turns."""
     named, wanted = PEERS[peer]
-    what = f"training_fast, JPEG q{quality}"
     python = os.environ.get("KNONIK_PEERS_PYTHON", sys.executable)
     if subprocess.run([python, "-c", f"import {peer}, simplejpeg, numpy"], capture_output=True, check=False).returncode:
-        return [Ratio(what, named, float("nan"), wanted, f"{peer} is not installed for {python}")]
+        return [Ratio(f"JPEG q{quality}", named, float("nan"), wanted, f"{peer} is not installed for {python}")]
     command = [python, "-c", "from benchmarks.peers import serve; serve()", peer, str(files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "compat")])}
-    loader = Loading(config)
-    mine, theirs = [], []
+    mine: dict[str, list[dict[str, float]]] = {what: [] for what in (*PROFILES, BARE)}
+    theirs: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        loaders = {profile: stack.enter_context(loading(manifests[profile])) for profile in PROFILES}
+        frames = loaders[FAST].frames
+        jpegs, shape = payloads(manifests[FAST], cameras(manifests[FAST]), None)
+        limit = Limit(jpegs, shape, (AHEAD + 1) * frames * int(np.prod(shape)), WORKERS)
+        other = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+            )
+        )
+        if other.stdin is None or other.stdout is None:
+            raise RuntimeError("no pipes to the peer")
+        for _ in range(TURNS):
+            turns = {profile: loader.turn(BATCHES) for profile, loader in loaders.items()}
+            turns[BARE] = limit.turn(BATCHES * frames)
+            for what, turn in turns.items():
+                mine[what].append({"frames": turn.delivered, "wall": turn.wall, "cpu": turn.cpu})
+            other.stdin.write("\n")
+            other.stdin.flush()
+            theirs.append(json.loads(other.stdout.readline()))
+        other.stdin.close()
+    rows = []
+    for what, turns_of in mine.items():
+        for unit, note in (("cpu", "processor"), ("wall", "clock")):
+            costs, other_costs = ([turn[unit] / turn["frames"] * 1e3 for turn in some] for some in (turns_of, theirs))
+            value = statistics.median(b / a for a, b in zip(costs, other_costs, strict=True))
+            detail = f"{statistics.median(costs):.2f} against {statistics.median(other_costs):.2f} ms a frame"
+            bound = "bound" if what == BARE else wanted
+            rows.append(Ratio(f"{what}, JPEG q{quality}: {note}", named, value, bound, detail))
+    return rows
+
+
+@contextlib.contextmanager
+def loading(manifest: Path) -> Iterator[Loading]:
+    """A loader that decodes into slots."""
+    with contextlib.closing(open_dataset(open_storage("local", {}), str(manifest))) as dataset:
+        shapes = {stream.key: list(stream.shape) for stream in dataset.streams if stream.kind == "rgb"}
+    loader = Loading(config_of(manifest, BATCH, zerocopy=True, zerocopy_frame_shapes=shapes))
     try:
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-        ) as other:
-            if other.stdin is None or other.stdout is None:
-                raise RuntimeError("no pipes to the peer")
-            for _ in range(TURNS):
-                mine.append(loader.turn(BATCHES))
-                other.stdin.write("\n")
-                other.stdin.flush()
-                theirs.append(json.loads(other.stdout.readline()))
-            other.stdin.close()
+        yield loader
     finally:
         loader.close()
-    rows = []
-    for unit, note in (("cpu", "processor"), ("wall", "clock")):
-        costs = [getattr(turn, unit) / turn.delivered for turn in mine]
-        other_costs = [turn[unit] / turn["frames"] for turn in theirs]
-        value = statistics.median(b / a for a, b in zip(costs, other_costs, strict=True))
-        detail = f"{statistics.median(costs) * 1e3:.2f} against {statistics.median(other_costs) * 1e3:.2f} ms a frame"
-        rows.append(Ratio(f"{what}: {note}", named, value, wanted, detail))
-    return rows
+
+
+def cameras(manifest: Path) -> list[str]:
+    """Batch keys of all RGB streams."""
+    with contextlib.closing(open_dataset(open_storage("local", {}), str(manifest))) as dataset:
+        return [stream.key for stream in dataset.streams if stream.kind == "rgb"]
 
 
 def run() -> list[Ratio]:
     rows: list[Ratio] = []
     with workspace() as folder:
         for quality in QUALITIES:
-            fast = pack_quality(folder, quality)
+            manifests = pack_quality(folder, quality)
             files = folder / f"files_q{quality}"
             if not files.exists():
-                write_files(fast, files)
-            with contextlib.closing(open_dataset(open_storage("local", {}), str(fast))) as dataset:
-                shapes = {stream.key: list(stream.shape) for stream in dataset.streams if stream.kind == "rgb"}
-            slots = {"zerocopy": True, "zerocopy_frame_shapes": shapes}
+                write_files(manifests[FAST], files)
             for peer in PEERS:
-                rows += against(peer, quality, files, config_of(fast, BATCH, **slots))
+                rows += against(peer, quality, files, manifests)
     return rows

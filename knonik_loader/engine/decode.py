@@ -169,14 +169,15 @@ class Decoder:
         except DecodeError as error:
             raise DecodeError(f"{self._where(group, group.wanted[0][0])}: {error}") from error
         bound = self._bound(group)
-        rows = [row for row, dests in group.wanted for _ in dests]
+        rows, slots, at = zip(*((row, *dest) for row, dests in group.wanted for dest in dests), strict=True)
         if rows[-1] >= len(block):
             raise DecodeError(f"{self._where(group, rows[-1])}: the block has {len(block)} rows only.")
-        places = np.array([dest for _, dests in group.wanted for dest in dests])  # (n, 2): slot, position
-        values = block[rows] if bound is None else change_rows(bound, block[rows])
-        for slot in dict.fromkeys(places[:, 0].tolist()):
-            mine = places[:, 0] == slot
-            works[slot].flat[group.stream][places[mine, 1]] = values[mine]
+        values = block[list(rows)] if bound is None else change_rows(bound, block[list(rows)])
+        if slots.count(slots[0]) == len(slots):  # as whenever batches are read one by one
+            works[slots[0]].flat[group.stream][list(at)] = values
+            return
+        for slot, place, value in zip(slots, at, values, strict=True):
+            works[slot].flat[group.stream][place] = value
 
     def _codec(self, group: GroupWork) -> Codec:
         place = (group.dataset, group.stream)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from knonik_loader.engine.cache import FrameCache, Frames, GroupKey
 from knonik_loader.engine.dataset import PackedDataset, Source
@@ -18,6 +20,8 @@ from knonik_loader.khlp.planning import check_rows, closure
 from knonik_loader.khlp.reader import RecordTable
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.plan.reads import coalesce
+
+IntArray = npt.NDArray[np.int64]
 
 __all__ = ["DecodeTask", "Fetched", "GroupWork", "ReadPolicy", "fetch"]
 
@@ -139,7 +143,7 @@ def _groups(
     dependency = dependency_of(stream.codec)
     if dependency == "none":
         rows, most = list(dests), min(_TOGETHER, policy.task_frames or _TOGETHER)
-        check_rows(table, np.array(rows, np.int64))
+        check_rows(table, rows)
         parts = (rows[first : first + most] for first in range(0, len(rows), most))
         return [
             GroupWork(dataset, shard_row, segment.stream, table, part, [(row, dests[row]) for row in part])
@@ -227,8 +231,8 @@ def _read_together(
     owners = [(group, row) for group in groups for row in group.rows]
     if not owners:
         return 0, 0
-    offsets = np.concatenate([group.table.offsets[group.rows] for group in groups if group.rows]).astype(np.int64)
-    sizes = np.concatenate([group.table.sizes[group.rows] for group in groups if group.rows]).astype(np.int64)
+    places = [_places(list(some)) for _, some in itertools.groupby(groups, lambda group: id(group.table))]
+    offsets, sizes = np.concatenate(places, axis=1)
     # Between two frames of one stream of one shard lie frames of that stream; any other gap may hold streams that
     # nobody asked for, whose bytes are never read.
     whole = loaded == len(dataset.streams)
@@ -242,6 +246,12 @@ def _read_together(
             begin = starts[member] - read.offset
             group.records[row] = part[begin : begin + lengths[member]]
     return sum(read.length for read in reads), len(reads)
+
+
+def _places(groups: Sequence[GroupWork]) -> IntArray:
+    """(2, n): offsets and sizes of the records of groups that share a table."""
+    rows, table = [row for group in groups for row in group.rows], groups[0].table
+    return np.array([table.offsets[rows], table.sizes[rows]], np.int64)
 
 
 def _tasks(
@@ -259,13 +269,15 @@ def _tasks(
         pixels += len(group.rows) * math.prod(stream.shape)
         full = frames >= policy.task_frames if policy.task_frames else pixels >= policy.task_pixels
         if full:
-            tasks.append(DecodeTask(job.works, task, _slots(task)))
+            tasks.append(DecodeTask(job.works, task, _slots(task, job)))
             task, pixels, frames = [], 0, 0
     if task:
-        tasks.append(DecodeTask(job.works, task, _slots(task)))
+        tasks.append(DecodeTask(job.works, task, _slots(task, job)))
     tasks[-1].shards = len(job.shards)
     return tasks
 
 
-def _slots(groups: list[GroupWork]) -> list[int]:
+def _slots(groups: list[GroupWork], job: FileJob) -> list[int]:
+    if len(job.slots) == 1:
+        return job.slots
     return sorted({slot for group in groups for _, dests in group.wanted for slot, _ in dests})

@@ -147,8 +147,8 @@ class LocalStorage:
         elif "://" in uri:
             hint = f"set fs_type: {scheme!r}" if scheme else "known schemes are s3, gs, az and file"
             raise ConfigError(f"{uri!r} is not a local path; {hint}.")
-        folder = str(Path(base).parent) if base is not None else self._root or str(Path.cwd())
-        return os.path.normpath(Path(folder) / Path(uri).expanduser())
+        folder = os.path.dirname(base) if base is not None else self._root or os.getcwd()  # noqa: PTH109, PTH120
+        return os.path.normpath(os.path.join(folder, os.path.expanduser(uri)))  # noqa: PTH111, PTH118
 
     def size(self, key: str) -> int:
         """Bytes of a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,14 +30,14 @@ class Group:
     """Those of them whose frames are wanted, ascending."""
 
 
-def check_rows(table: RecordTable, rows: Rows) -> None:
+def check_rows(table: RecordTable, rows: Sequence[int]) -> None:
     """Refuse rows that are not ascending, without repeats, or not in a shard.
 
     Raises:
         PlanError: that they are not.
     """
-    if len(rows) and (rows[0] < 0 or rows[-1] >= len(table) or (np.diff(rows) <= 0).any()):
-        raise PlanError(f"rows {rows.tolist()} are not ascending rows of a shard of {len(table)} records")
+    if rows and (rows[0] < 0 or rows[-1] >= len(table) or any(map(operator.ge, rows, rows[1:]))):
+        raise PlanError(f"rows {rows} are not ascending rows of a shard of {len(table)} records")
 
 
 def closure(table: RecordTable, dependency: Dependency, wanted: Sequence[int] | Rows) -> list[Group]:
@@ -51,7 +52,7 @@ def closure(table: RecordTable, dependency: Dependency, wanted: Sequence[int] | 
         PlanError: rows that the shard does not have, or in another order.
     """
     rows = np.asarray(wanted, np.int64)
-    check_rows(table, rows)
+    check_rows(table, rows.tolist())
     if not len(rows):
         return []
     keys = rows if dependency == "none" else rows - table.key_back[rows]

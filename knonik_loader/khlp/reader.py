@@ -16,7 +16,16 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from knonik_loader.errors import ChecksumError, FormatError, TruncatedError
-from knonik_loader.khlp.layout import FOOTER_SIZE, HEADER_SIZE, KHLP, Section, check_known, parse_footer, parse_tail
+from knonik_loader.khlp.layout import (
+    ALIGN,
+    FOOTER_SIZE,
+    HEADER_SIZE,
+    KHLP,
+    Section,
+    check_known,
+    parse_footer,
+    parse_tail,
+)
 from knonik_loader.khlp.sections import (
     EPIS,
     FIDX,
@@ -37,6 +46,8 @@ __all__ = ["TAIL_GUESS", "HlpIndex", "RecordTable", "ShardEntry", "check_payload
 
 TAIL_GUESS = 256 * 1024
 """Bytes read at the end of a file whose metadata offset is not known."""
+
+_PADDING = np.uint64(ALIGN - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +166,10 @@ class HlpIndex:
         first, end = int(self._first_row[shard]), int(self._first_row[shard + 1])
         sizes, crcs, key_back, flags = (columns[name][first:end] for name, _ in FIDX_COLUMNS)
         # payloads follow each other at multiples of 8: the offsets are an exclusive sum of the padded sizes
-        offsets = np.empty(end - first, np.uint64)
-        offsets[0] = bases[shard]
-        np.cumsum((sizes[:-1].astype(np.uint64) + np.uint64(7)) & ~np.uint64(7), out=offsets[1:])
-        offsets[1:] += bases[shard]
+        padded = (sizes.astype(np.uint64) + _PADDING) & ~_PADDING
+        offsets = padded.cumsum(dtype=np.uint64)
+        offsets -= padded
+        offsets += bases[shard]
         return RecordTable(offsets, sizes, crcs, key_back, flags)
 
     def _check_shards(self) -> None:

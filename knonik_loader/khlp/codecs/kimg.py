@@ -55,6 +55,7 @@ class KimgCodec:
     def __init__(self, info: StreamInfo) -> None:
         expect_kind(info, "rgb", 3)
         self._info = info
+        self._named = f"stream {info.key!r}"
         self._quality = int(number(info, "quality", 95, 1, 100))
         self._chroma = choice(info, "chroma", "420", ("420", "444"))
 
@@ -75,7 +76,7 @@ class KimgCodec:
     ) -> None:
         """Decode each wanted frame from its own record; ``out`` may have a `reduced` size instead."""
         for row in wanted:
-            data, where = payload(self._info, records, row), f"stream {self._info.key!r}, row {row}"
+            data, where = payload(self._info, records, row), f"{self._named}, row {row}"
             if out[row].shape == self._info.shape:
                 jpeg.decode_into(data, out[row], where)
             else:
