@@ -88,10 +88,10 @@ class ShardInput:
 
 
 class HlpWriter:
-    """Writes one KHLP file onto any binary sink, front to back: it only ever calls ``sink.write``, or writes to a plain
-    unbuffered file what ``write`` would.
+    """Writes one KHLP file onto any binary sink, front to back.
 
-    Memory holds 8 to 12 bytes a record and the times, whatever the file's size.
+    It only ever calls ``sink.write``, or lets the system write to an unbuffered file what ``write`` would. Memory
+    holds 8 to 12 bytes a record and the times, whatever the file's size.
 
     Raises:
         PackError: streams or shards that the format cannot hold.
