@@ -1,9 +1,17 @@
-"""Numbers that the workers of a PyTorch DataLoader share with the process that made them, without locks."""
+"""Numbers that the workers of a PyTorch DataLoader share with the process that made them."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from knonik_loader.errors import ConfigError
 from knonik_loader.plan.hashing import derive_key
@@ -12,10 +20,11 @@ from knonik_loader.torch.need import get_worker_info, torch
 __all__ = ["MOST_EPOCHS", "PassCounter", "SharedNumber", "epoch_number"]
 
 
-_LOW = (1 << 31) - 1
+MOST_EPOCHS = (1 << 31) - 2
+"""The highest epoch: a place in it fits in a word."""
 
-MOST_EPOCHS = _LOW - 1
-"""The highest epoch: it shares a word with a mark."""
+_PASSES = 64
+"""Passes whose epoch is remembered for workers that begin late."""
 
 
 def epoch_number(epoch: Any) -> int:  # noqa: ANN401 - whatever a user gave
@@ -24,7 +33,7 @@ def epoch_number(epoch: Any) -> int:  # noqa: ANN401 - whatever a user gave
     Raises:
         ConfigError: no whole number from 0 on.
     """
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= epoch.__index__() < _LOW:
+    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or not 0 <= epoch.__index__() <= MOST_EPOCHS:
         raise ConfigError(f"set_epoch: an epoch is a whole number from 0 on, got {epoch!r}")
     return int(epoch.__index__())
 
@@ -48,45 +57,107 @@ class SharedNumber:
         self._cell[0] = value
 
 
+class _Words:
+    """Integers in a file without a name that forks, and those who are sent it, share; one process at a time uses them.
+
+    The lock is the kernel's, and goes with a process that dies. A copy or a plain pickle begins anew with the first
+    integer.
+    """
+
+    def __init__(self, first: int, fd: int | None = None) -> None:
+        self.fd = _nameless() if fd is None else fd
+        if fd is None:
+            with self.used() as words:
+                words[0] = first
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self.used() as words:
+            return _Words, (int(words[0]),)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[npt.NDArray[np.int64]]:
+        """The integers, which nobody else reads or writes meanwhile: three, and two for each pass."""
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            words = np.zeros(3 + 2 * _PASSES, np.int64)
+            os.preadv(self.fd, [words.data], 0)
+            yield words
+            os.pwrite(self.fd, words.data, 0)
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+
+def _nameless() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("knonik-passes", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _sent(words: _Words) -> tuple[Any, ...]:
+    return _arrived, (DupFd(words.fd),)
+
+
+def _arrived(handle: Any) -> _Words:  # noqa: ANN401 - of multiprocessing
+    return _Words(0, handle.detach())
+
+
+ForkingPickler.register(_Words, _sent)
+
+
 class PassCounter:
     """Says which epoch a pass is: each pass is the next one, whichever workers make it and however long they live.
 
     PyTorch tells a dataset nothing of epochs, and workers that live for one pass start from a copy. But all workers of
     one pass share the seed that their DataLoader drew for it, and workers that live on count their passes. So whoever
-    begins a pass first moves the number on and leaves a mark of the pass; the others find the mark. Two that begin at
-    once write the same, so that no lock is needed.
+    begins a pass first takes the next number and notes the pass; the others find it noted, also when passes of several
+    DataLoaders begin at once, or a later one begins before a slow worker.
     """
 
     def __init__(self, epoch: int) -> None:
-        self._word = SharedNumber(0)
-        self._begun = 0
+        self._words = _Words(epoch)
+        self._begun = self._chosen = 0
         self._pid = os.getpid()
-        self.set(epoch)
 
     def set(self, epoch: int) -> None:
         """Let the next pass be this epoch."""
-        self._word.set(epoch << 31)
+        if get_worker_info() is None:
+            # Workers that start from now on make other passes, also when their DataLoader draws a seed once more.
+            self._chosen += 1
+        with self._words.used() as words:
+            words[:2] = epoch, 0
 
     @property
     def coming(self) -> int:
         """The epoch of the next pass."""
-        return self._word.get() >> 31
+        with self._words.used() as words:
+            return int(words[0])
 
     @property
     def in_workers(self) -> bool:
         """Whether the latest pass was begun by workers, and nothing was set since."""
-        return self._word.get() & _LOW != 0
+        with self._words.used() as words:
+            return bool(words[1])
 
     def begin(self) -> int:
         """The epoch of the pass that begins in this process."""
         if self._pid != os.getpid():
             self._pid, self._begun = os.getpid(), 0
         self._begun += 1
-        word = self._word.get()
-        coming, mark = word >> 31, word & _LOW
         info = get_worker_info()
-        mine = 0 if info is None else 1 + derive_key("pass", info.seed - info.id, self._begun) % (_LOW - 1)
-        if info is not None and mine == mark:
-            return coming - 1
-        self._word.set((coming + 1) << 31 | mine)
-        return coming
+        with self._words.used() as words:
+            coming, noted = int(words[0]), words[3:].reshape(_PASSES, 2)
+            if info is None:
+                words[:2] = coming + 1, 0
+                return coming
+            mark = 1 + derive_key("pass", info.seed - info.id, self._begun, self._chosen) % (2**63 - 1)
+            found = np.flatnonzero(noted[:, 0] == mark)
+            if len(found):
+                return int(noted[found[0], 1])
+            noted[words[2] % _PASSES] = mark, coming
+            words[:3] = coming + 1, 1, words[2] + 1
+            return coming
