@@ -27,7 +27,7 @@ SIZE = (32, 48)
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[dict[str, Any]]:
+def served(folder: Path, bucket: str) -> Iterator[dict[str, Any]]:
     """The files of a folder in a bucket; gives ``fs_params``."""
     from moto.server import ThreadedMotoServer
 
@@ -39,13 +39,13 @@ def served(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         host, port = server.get_host_and_port()
         url = f"http://{host}:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{url}/orders", method="PUT"), timeout=30).close()
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT"), timeout=30).close()
         for path in folder.iterdir():
             if path.is_file():
-                request = urllib.request.Request(f"{url}/orders/{path.name}", data=path.read_bytes(), method="PUT")
+                request = urllib.request.Request(f"{url}/{bucket}/{path.name}", data=path.read_bytes(), method="PUT")
                 request.add_header("Content-Type", "application/octet-stream")
                 urllib.request.urlopen(request, timeout=30).close()
-        yield {"endpoint_url": url, "region": "us-east-1", "bucket": "orders"}
+        yield {"endpoint_url": url, "region": "us-east-1", "bucket": bucket}
     finally:
         server.stop()
 
@@ -131,7 +131,7 @@ def run() -> list[Ratio]:
     for profile in os.environ.get("KNONIK_ORDER_PROFILES", ",".join(PROFILES)).split(","):
         with tempfile.TemporaryDirectory() as folder:
             packed = write_packed(Path(folder), LENGTHS, profile, size=SIZE, depth=False)
-            with served(packed.folder) as params:
+            with served(packed.folder, profile.replace("_", "-")) as params:
                 base = packed.config()
                 remote = {"fs_type": "s3", "fs_params": params, "hlp_manifest": packed.manifest.name}
                 shapes = {f"rgb_{name}": [*SIZE, 3] for name in camera_names(packed.manifest)}
