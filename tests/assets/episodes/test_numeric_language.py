@@ -1,5 +1,6 @@
 """Numeric streams, the clock, and annotations."""
 
+import numcodecs
 import numpy as np
 import pytest
 import yaml
@@ -154,10 +155,32 @@ def test_arrays_are_read_without_zarr_as_zarr_reads_them(tmp_path, shape, dtype,
     values.flat[0] = np.nan
     numeric.write_array(tmp_path / "a", values, NumericPreset(chunk_len=5))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[...], values)
-    monkeypatch.setattr(numeric.zarr, "open_array", None)
+    monkeypatch.setattr(zarr, "open_array", None)
     found = numeric.read_array(tmp_path / "a", shape)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("shape", [(7,), (10, 3), (11, 3), (1, 1), (25, 2), (0, 3), (0,), (3, 0), (6, 2, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("level", [1, 9])
+def test_arrays_are_written_byte_for_byte_as_zarr_writes_them(tmp_path, shape, dtype, level):
+    values = np.random.default_rng(0).normal(size=shape).round(1).astype(dtype)
+    numeric.write_array(tmp_path / "ours", values, NumericPreset(chunk_len=5, level=level))
+    theirs = zarr.create_array(
+        str(tmp_path / "theirs"),
+        shape=shape,
+        dtype=dtype,
+        chunks=(min(5, max(1, len(values))), *(max(1, size) for size in shape[1:])),
+        zarr_format=2,
+        compressors=numcodecs.Zstd(level=level),
+        config={"write_empty_chunks": True},
+    )
+    theirs[:] = values
+    ours, wanted = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("ours", "theirs")
+    )
+    assert ours == wanted
 
 
 @pytest.mark.parametrize(
