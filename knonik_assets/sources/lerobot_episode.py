@@ -354,7 +354,11 @@ def picture_file(root: Path, episode: int, key: str, path: str) -> Path:
 
 
 def _dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArray[np.float32]:
-    """(H, W) metres of a frame of 12-bit codes; code 0, which every unread pixel was clipped to, is no reading."""
+    """(H, W) metres of a frame of 12-bit codes.
+
+    The first and the last code are no reading: recorders clip pixels without one to the first, and whatever is farther
+    away than the range to the last, which then looks like a wall at the end of the range.
+    """
     name = frame.format.name
     if "12le" not in name and "16le" not in name:
         raise EpisodeError(f"{where}: depth as {name} video; only 12-bit codes (gray12le) can be turned into metres.")
@@ -366,4 +370,4 @@ def _dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArr
         metres = np.exp(low + share * (high - low)) - code.shift_m
     else:
         metres = code.low_m + share * (code.high_m - code.low_m)
-    return np.where(codes > 0, np.clip(metres, code.low_m, code.high_m), 0).astype(np.float32)
+    return np.where((codes > 0) & (codes < _TOP_CODE), np.clip(metres, code.low_m, code.high_m), 0).astype(np.float32)

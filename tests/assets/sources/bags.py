@@ -137,6 +137,15 @@ class Bag:
         return self.write2(folder, kind, more or None)
 
 
+def camera_info(bag, topic, ns, width):
+    members = {"d": np.array([0.1, 0.2]), "k": np.arange(9.0), "r": np.eye(3).ravel(), "p": np.arange(12.0)}
+    if bag.ros == 1:
+        members = {name.upper(): value for name, value in members.items()}
+    box = bag.make("sensor_msgs/msg/RegionOfInterest", x_offset=0, y_offset=0, height=0, width=0, do_rectify=False)
+    bag.add(topic, "sensor_msgs/msg/CameraInfo", ns, header=bag.header(ns, "optical"), height=90, width=width,
+            distortion_model="plumb_bob", binning_x=0, binning_y=0, roi=box, **members)  # fmt: skip
+
+
 CONTAINERS = (
     "bag",
     "bag bz2",

@@ -597,15 +597,16 @@ def test_depth_pictures_in_parquet(tmp_path, unit, scale):
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("marked", ["info", "video_info"])
 def test_depth_video(tmp_path, log, marked):
-    """12-bit codes in lossless HEVC; pixels without a reading were clipped to code 0."""
+    """12-bit codes in lossless HEVC; what is no reading or out of range was clipped, as LeRobot's recorder does."""
     metres = np.linspace(0.02, 9.9, 4 * 32 * 48).reshape(4, 32, 48)
-    metres[:, :2] = 0
+    metres[:, 0], metres[:, 1], metres[:, -1] = 0, np.nan, 20
     low, high, shift = 0.01, 10.0, 3.5
     if log:
         share = (np.log(metres + shift) - np.log(low + shift)) / (np.log(high + shift) - np.log(low + shift))
     else:
         share = (metres - low) / (high - low)
-    codes = np.rint(share * 4095).clip(0, 4095).astype(np.uint16)
+    with np.errstate(invalid="ignore"):
+        codes = np.rint(share * 4095).clip(0, 4095).astype(np.uint16)
     dataset = V3(tmp_path / "set", [4], {})
     key = "observation.images.deep"
     prefix = "" if marked == "info" else "video."
@@ -627,7 +628,8 @@ def test_depth_video(tmp_path, log, marked):
     with opened(dataset.write(), 0) as episode:
         found = np.stack(frames(episode, "deep", "depth"))
         assert (found[:, :2] == 0).all()
-        np.testing.assert_allclose(found[:, 2:], metres[:, 2:], atol=0.004)
+        assert (found[:, -1] == 0).all()
+        np.testing.assert_allclose(found[:, 2:-1], metres[:, 2:-1], atol=0.004)
         assert episode.packets(stream(episode, "deep")) is None
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import av
 import h5py
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base_contract import as_array
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import bag_of
-from tests.assets.sources.support import V3, frames, jpeg, only_episode, source, stream
+from tests.assets.sources.support import V2, V3, frames, jpeg, only_episode, source, stream
 from tests.support.road import tree, write_json
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -63,6 +64,26 @@ def test_h265_with_open_groups_of_pictures(tmp_path, b_frames):
     """x265 opens groups unless told otherwise: seeking to an episode in the middle lands behind what was asked for."""
     dataset = V3(tmp_path / "set", LENGTHS, {"left": [3]}, codec="libx265", gop=7, b_frames=b_frames)
     assert own_frames(dataset.write()) == WANTED
+
+
+@pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
+def test_videos_in_avi_files(tmp_path, codec):
+    """The container keeps no times of presentation, and seeking in it came out as black frames or none at all."""
+    dataset = V2(tmp_path / "set", LENGTHS, ["left"])
+    dataset.info["video_path"] = dataset.info["video_path"].replace(".mp4", ".avi")
+    dataset.write()
+    for number, found in enumerate(dataset.episodes):
+        old = dataset.video_path("left", number)
+        with av.open(str(old.with_suffix(".avi")), "w") as container:
+            video = container.add_stream(codec, rate=30)
+            video.height, video.width, video.pix_fmt = *found["cam_0"].shape[1:3], "yuv420p"
+            video.codec_context.max_b_frames, video.codec_context.gop_size = 0, 5
+            video.bit_rate = 4_000_000
+            for picture in found["cam_0"]:
+                container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(video.encode())
+        old.unlink()
+    assert own_frames(dataset.root, "lerobot_v2") == WANTED
 
 
 def test_a_bag_folder_that_lost_its_metadata(tmp_path):

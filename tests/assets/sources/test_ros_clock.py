@@ -6,7 +6,7 @@ import pytest
 from knonik_assets.sources.base_contract import as_array
 from knonik_assets.sources.ros.clock import nearest, nominal_rate
 from knonik_loader.errors import ConfigError, EpisodeError
-from tests.assets.sources.bags import START, Bag, at
+from tests.assets.sources.bags import START, Bag, at, camera_info
 from tests.assets.sources.support import frames, only_episode, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -92,13 +92,19 @@ def test_messages_stored_in_any_order_come_in_order_of_time(tmp_path, how):
         assert (np.diff(episode.facts.timestamps) > 0).all()
 
 
-def split(tmp_path, storage, parts):
-    """A bag directory of several files, each with the given (time, number) pairs."""
+URDF = '<robot name="r"><joint name="hip" type="revolute"><parent link="a"/></joint></robot>'
+
+
+def split(tmp_path, storage, parts, *, latched=False):
+    """A bag directory of several files, each with the given times; ``latched`` messages once, in the first."""
     folder = tmp_path / "run"
     folder.mkdir()
     names = []
     for place, part in enumerate(parts):
         bag = Bag()
+        if latched and not place:
+            camera_info(bag, "/cam/camera_info", at(part[0]), 120)
+            bag.text("/robot_description", at(part[0]), URDF)
         for t in part:
             bag.rgb("/cam/image_raw", at(t), ARRAYS["cam_0"][t])
             bag.floats("/value", at(t), [t])
@@ -143,11 +149,16 @@ def test_a_missing_part_is_named(tmp_path):
 
 
 def test_one_part_alone_is_read(tmp_path):
-    """What is sent once at the beginning of a recording is in the first part only; the frames are here."""
-    folder = split(tmp_path, "mcap", [[0, 1], [2, 3]])
+    """What is sent once at the beginning of a recording is in the first part only; the frames are in each."""
+    folder = split(tmp_path, "mcap", [[0, 1], [2, 3]], latched=True)
+    with only_episode(folder, "rosbag") as episode:
+        assert [read_stamp(one)[2] for one in frames(episode, "cam")] == [0, 1, 2, 3]
+        assert list(episode.facts.attributes["camera_info"]) == ["/cam/camera_info"]
+        assert episode.facts.attributes["urdf_joints"] == ["hip"]
     with only_episode(folder / "run_1.mcap", "rosbag") as episode:
         assert [read_stamp(one)[2] for one in frames(episode, "cam")] == [2, 3]
-        assert "camera_info" not in episode.facts.attributes
+        assert numbers(episode, "value") == [2, 3]
+        assert not {"camera_info", "urdf_joints"} & set(episode.facts.attributes)
 
 
 def jittered(**keys):

@@ -7,7 +7,7 @@ from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.ros.topics import camera_name, numeric_name, role_of
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError
-from tests.assets.sources.bags import Bag, at
+from tests.assets.sources.bags import Bag, at, camera_info
 from tests.assets.sources.support import frames, only_episode, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -245,15 +245,6 @@ def test_joints_without_names(tmp_path):
         np.testing.assert_array_equal(episode.numeric(spec), [[t, 2 * t] for t in range(N)])
 
 
-def camera_info(bag, topic, ns, width):
-    members = {"d": np.array([0.1, 0.2]), "k": np.arange(9.0), "r": np.eye(3).ravel(), "p": np.arange(12.0)}
-    if bag.ros == 1:
-        members = {name.upper(): value for name, value in members.items()}
-    box = bag.make("sensor_msgs/msg/RegionOfInterest", x_offset=0, y_offset=0, height=0, width=0, do_rectify=False)
-    bag.add(topic, "sensor_msgs/msg/CameraInfo", ns, header=bag.header(ns, "optical"), height=90, width=width,
-            distortion_model="plumb_bob", binning_x=0, binning_y=0, roi=box, **members)  # fmt: skip
-
-
 @pytest.mark.parametrize("ros", [1, 2])
 def test_what_is_said_of_cameras_and_robots(tmp_path, ros):
     bag = with_camera(Bag(ros=ros))
@@ -386,6 +377,28 @@ def test_definitions_that_a_bag_lacks_are_assumed_aloud(tmp_path):
     with only_episode(path, "rosbag") as episode:
         assert [read_stamp(one)[2] for one in frames(episode, "cam")] == list(range(N))
         assert warned(episode, "holds no definition of", "sensor_msgs/msg/Image", "msg_path")
+
+
+def test_a_standard_type_that_the_recorder_defined_otherwise_is_read_by_its_own_definition(tmp_path):
+    """Integers of eight bytes read as floats are tiny numbers that nobody notices."""
+    import sqlite3
+
+    bag = with_camera(Bag(extra={"lab_msgs/msg/Count": "int64 data\n"}))
+    for t in range(N):
+        bag.add("/count", "lab_msgs/msg/Count", at(t), data=1000 + t)
+    path = bag.write2(tmp_path / "run", "sqlite3")
+    (one,) = path.glob("*.db3")
+    database = sqlite3.connect(one)
+    for table, column in (("topics", "type"), ("message_definitions", "topic_type")):
+        database.execute(f"UPDATE {table} SET {column} = 'std_msgs/msg/Float64' WHERE {column} = 'lab_msgs/msg/Count'")
+    database.commit()
+    database.close()
+    meta = path / "metadata.yaml"
+    meta.write_text(meta.read_text().replace("lab_msgs/msg/Count", "std_msgs/msg/Float64"))
+    with only_episode(path, "rosbag") as episode:
+        np.testing.assert_array_equal(episode.numeric(stream(episode, "count"))[:, 0], 1000 + np.arange(N))
+    with only_episode(strip_definitions(path), "rosbag") as episode:
+        assert warned(episode, "holds no definition of", "std_msgs/msg/Float64")
 
 
 def test_definitions_beside_the_bag_win_over_assumed_ones(tmp_path):
