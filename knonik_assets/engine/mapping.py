@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from knonik_assets.engine.cluster import import_ray, on_ray, start_ray
-from knonik_assets.engine.processes import Lane, in_processes
+from knonik_assets.engine.processes import Lane, close_all, in_processes
 from knonik_assets.engine.work import Answer, WorkQueue, attempt, default_workers
 from knonik_loader.errors import ConfigError, KnonikError
 
@@ -125,8 +125,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for lane in self._pool:
-            lane.close(kill=kind is not None)
+        close_all(self._pool, kill=kind is not None)
         if self._ray_is_ours:
             self._ray.shutdown()
         self._pool, self._ray, self._ray_is_ours = [], None, False

@@ -7,14 +7,14 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from knonik_assets.engine.work import Answer, WorkQueue, attempt, died, unexpected
 
-__all__ = ["Lane", "in_processes"]
+__all__ = ["Lane", "close_all", "in_processes"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Lanes fill the cores; libraries that start threads of their own in each would only get in each other's way."""
@@ -110,6 +110,13 @@ class Lane:
             executor.shutdown(wait=True, kill_workers=kill)
 
 
+def close_all(lanes: Sequence[Lane], *, kill: bool) -> None:
+    """End all workers together: a process takes a while to end."""
+    if lanes:
+        with ThreadPoolExecutor(len(lanes), thread_name_prefix="close") as pool:
+            list(pool.map(lambda lane: lane.close(kill=kill), lanes))
+
+
 def in_processes(
     fn: Callable[[Any], Any], todo: Sequence[Any], lanes: Sequence[Lane], attempts: int, queue: WorkQueue
 ) -> Generator[tuple[int, int, Answer], None, None]:
@@ -146,5 +153,5 @@ def in_processes(
                     queue.done(index)
         finished = True
     finally:
-        for lane in lanes if not finished else ():
-            lane.close(kill=True)
+        if not finished:
+            close_all(lanes, kill=True)
