@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from knonik_assets.configs.presets import RATES, Preset
+from knonik_assets.configs.validation import check_texts
 
 __all__ = [
     "DepthEntry",
@@ -173,13 +174,7 @@ class IngestConfig(_Strict):
     timestamps: str | None = None
     """``npy_separate``: file of the episode's clock, in seconds."""
 
-    @field_validator("metadata")
-    @classmethod
-    def _texts(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in ("dataset", "robot_type", "language_instruction"):
-            if key in value and not (isinstance(value[key], str) and value[key].strip()):
-                raise ValueError(f"{key} must be a text, not {value[key]!r}")
-        return value
+    _texts = field_validator("metadata")(check_texts)
 
     @model_validator(mode="after")
     def _fitting(self) -> IngestConfig:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from knonik_assets.configs.documents import load_document, plain
 from knonik_assets.configs.load import OUTPUT_VERSION
 from knonik_assets.configs.presets import Preset, resolve_preset
-from knonik_assets.configs.validation import unknown, validate
+from knonik_assets.configs.validation import check_texts, unknown, validate
 from knonik_loader.errors import ConfigError
 
 __all__ = ["LiveConfig", "live_fingerprint", "load_live_config"]
@@ -35,13 +35,7 @@ class LiveConfig(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     """``dataset``, ``robot_type``, ``language_instruction`` of every episode; anything else is kept as it is."""
 
-    @field_validator("metadata")
-    @classmethod
-    def _texts(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in ("dataset", "robot_type", "language_instruction"):
-            if key in value and not (isinstance(value[key], str) and value[key].strip()):
-                raise ValueError(f"{key} must be a text, not {value[key]!r}")
-        return value
+    _texts = field_validator("metadata")(check_texts)
 
 
 def load_live_config(config: str | Path | Mapping[str, Any], where: str | None = None) -> LiveConfig:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from knonik_loader.errors import ConfigError
 
-__all__ = ["nearest", "unknown", "validate"]
+__all__ = ["check_texts", "nearest", "unknown", "validate"]
 
 Model = TypeVar("Model", bound=BaseModel)
 _MOST_SHOWN = 3
@@ -33,6 +33,18 @@ def unknown(word: str, known: Iterable[str], what: str = "key") -> str:
     if near is not None:
         return f"unknown {what} {word!r}; did you mean {near!r}?"
     return f"unknown {what} {word!r}; known are {', '.join(map(repr, words)) or 'none'}."
+
+
+def check_texts(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A pydantic validator of a ``metadata`` block: what the product itself reads in there is text.
+
+    Raises:
+        ValueError: one of these keys is there and is none.
+    """
+    for key in ("dataset", "robot_type", "language_instruction"):
+        if key in metadata and not (isinstance(metadata[key], str) and metadata[key].strip()):
+            raise ValueError(f"{key} must be a text, not {metadata[key]!r}")
+    return metadata
 
 
 def validate(model: type[Model], data: Any, where: str) -> Model:  # noqa: ANN401 - what a file holds

@@ -6,7 +6,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,19 +55,11 @@ class EpisodeAt(Protocol):
         ...
 
 
-class EpisodesView(ABC):
+class EpisodesView(AbstractContextManager["EpisodesView"], ABC):
     """A folder of episodes as it is when the block begins."""
 
     where: str
     """As people name it."""
-
-    @abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     @property
     @abstractmethod
@@ -91,7 +83,7 @@ class EpisodesView(ABC):
     def episode(self, name: str) -> EpisodeAt:
         """One episode."""
 
-    def sent(self, name: str) -> None:  # noqa: B027 - nothing to do for a directory
+    def sent(self, name: str) -> None:
         """A file was written at ``folder / name``: have it where it belongs."""
 
 

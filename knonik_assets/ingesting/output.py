@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +26,7 @@ _STATE = (NUMBERS, FINGERPRINTS, "config.json")
 _CLOCK = "frame_time"
 
 
-class Output(ABC):
+class Output(AbstractContextManager["Output"], ABC):
     """An output that this run alone writes while its block runs.
 
     Code that works on a local directory works on ``path``; then it says what changed.
@@ -40,14 +40,6 @@ class Output(ABC):
     """Of a remote output."""
     lease: str = ""
     """Id of this run's lease on a remote output."""
-
-    @abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
@@ -68,13 +60,13 @@ class Output(ABC):
         A damaged episode still is one: it holds its metadata or its clock.
         """
 
-    def sent(self, name: str) -> None:  # noqa: B027 - nothing to do for a directory
+    def sent(self, name: str) -> None:
         """A file was written at ``path / name``: have it where it belongs, if it is there."""
 
-    def arrived(self, episode_id: str) -> None:  # noqa: B027 - nothing to do for a directory
+    def arrived(self, episode_id: str) -> None:
         """A worker put an episode in place."""
 
-    def check(self) -> None:  # noqa: B027 - nothing to do for a directory
+    def check(self) -> None:
         """Is the output still this run's alone?"""
 
     @contextmanager

@@ -174,5 +174,6 @@ def test_two_datasets_mixed(tmp_path):
                     if not isinstance(value, str) and len(value) == len(names)
                 }
                 check_frames(packed, part, frames_asked_for(part, {"chunk_len": 4}))
+        assert set(loader.stats()["inactive"]) == {"ram_cache_bytes", "augment_execution"}
     finally:
         loader.shutdown()

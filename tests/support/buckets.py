@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from knonik_assets.storage import ObjectFolder, Place
+import pytest
 
-__all__ = ["bucket_tree", "folder_at", "upload_tree"]
+from knonik_assets.storage import ObjectFolder, ObjectInfo, Place
+
+__all__ = ["bucket_tree", "downloaded_keys", "folder_at", "upload_tree"]
 
 
 def folder_at(url: str) -> ObjectFolder:
@@ -30,3 +32,16 @@ def bucket_tree(url: str) -> dict[str, bytes]:
     """Key → content of everything below a URL."""
     folder = folder_at(url)
     return {one.key: folder.read_bytes(one.key) for one in folder.objects()}
+
+
+def downloaded_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows by the key of each object that this process downloads from now on."""
+    seen: list[str] = []
+    download = ObjectFolder.download
+
+    def spy(self: ObjectFolder, key: str, path: Path, expected: ObjectInfo | None = None) -> ObjectInfo:
+        seen.append(key)
+        return download(self, key, path, expected)
+
+    monkeypatch.setattr(ObjectFolder, "download", spy)
+    return seen

@@ -6,10 +6,12 @@ import pytest
 
 from knonik_assets.ingest import run
 from knonik_assets.sources.remote import mirror
-from knonik_assets.storage import LEASE, Lease, ObjectFolder
+from knonik_assets.storage import LEASE, Lease
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError, StorageError
 from tests.support.buckets import bucket_tree, folder_at, upload_tree
 from tests.support.road import ingest_config, tree, write_raw
+
+pytestmark = pytest.mark.usefixtures("scratch")
 
 CONFIG = ingest_config(cameras=1)
 REPORTS = ("ingest_report.json",)
@@ -18,27 +20,6 @@ REPORTS = ("ingest_report.json",)
 @pytest.fixture
 def raw(tmp_path):
     return write_raw(tmp_path / "stamped", [5, 6, 7], cameras=1)
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "scratch"))
-    yield tmp_path / "scratch"
-    assert not list((tmp_path / "scratch").glob("room-*"))
-
-
-@pytest.fixture
-def downloads(monkeypatch):
-    """Keys of what is downloaded in this process."""
-    seen = []
-    download = ObjectFolder.download
-
-    def spy(self, key, path, expected=None):
-        seen.append(key)
-        return download(self, key, path, expected)
-
-    monkeypatch.setattr(ObjectFolder, "download", spy)
-    return seen
 
 
 def visible(url):

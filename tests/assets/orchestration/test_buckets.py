@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from knonik_assets.storage import ObjectFolder
 from knonik_loader.errors import StorageError
 from tests.assets.orchestration.conftest import CARD, PACK, checks_of, failed, materialised
 from tests.assets.orchestration.test_materialise import batches
@@ -15,30 +14,15 @@ NO_PACK = "pack: {profiles: []}\n"
 
 
 @pytest.fixture
-def bucket(workshop, s3, tmp_path, monkeypatch):
+def bucket(workshop, s3, scratch):
     """The workshop's card, with URLs; gives a function that records an episode there."""
-    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "scratch"))
     text = CARD.replace("raw: ../raw", f"raw: {s3}/raw\nepisodes: {s3}/lake/episodes") + NO_PACK
     (workshop.cards / "stamps.yaml").write_text(text)
 
     def record(number, frames=12, change=None):
         upload_tree(workshop.record(number, frames, change), f"{s3}/raw/episode_{number}.hdf5")
 
-    yield record
-    assert not list((tmp_path / "scratch").glob("room-*"))
-
-
-@pytest.fixture
-def downloads(monkeypatch):
-    seen = []
-    download = ObjectFolder.download
-
-    def spy(self, key, path, expected=None):
-        seen.append(key)
-        return download(self, key, path, expected)
-
-    monkeypatch.setattr(ObjectFolder, "download", spy)
-    return seen
+    return record
 
 
 def recordings(downloads):

@@ -18,10 +18,11 @@ from knonik_assets.pack import pack
 from knonik_assets.packing import work
 from knonik_assets.packing.inspect import inspect_path, save_frames
 from knonik_assets.packing.staging import Desk
-from knonik_assets.storage import LEASE, Lease, ObjectFolder, Place
+from knonik_assets.storage import LEASE, Lease
 from knonik_loader import ShardedDataLoader
 from knonik_loader.errors import ConfigError, EpisodeError, PackError, StorageError
 from tests.assets.packing.support import write_episode, write_episodes
+from tests.support.buckets import bucket_tree, folder_at, upload_tree
 from tests.support.proxy import FaultyProxy
 from tests.support.road import tree
 from tests.support.stamps import read_stamp
@@ -36,30 +37,10 @@ def episodes(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    folder = tmp_path / "scratch"
-    monkeypatch.setenv("KNONIK_SCRATCH", str(folder))
-    yield folder
-    assert not list(folder.glob("room-*")), "staged data is gone when the work is"
-
-
-def remote(url: str) -> ObjectFolder:
-    return ObjectFolder(Place.of(url, "test"))
-
-
-def upload(folder: Path, url: str) -> str:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            remote(url).upload(path, str(path.relative_to(folder)))
-    return url
-
-
 def stored(url: str) -> dict[str, bytes]:
     """Key → content of what a pack wrote, as `tests.support.road.tree` has it of a local one."""
-    there = remote(url)
-    names = [info.key for info in there.objects()]
-    return {name: there.read_bytes(name) for name in names if not name.startswith(".knonik/") and "report" not in name}
+    there = bucket_tree(url)
+    return {key: data for key, data in there.items() if not key.startswith(".knonik/") and "report" not in key}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +56,7 @@ def stored(url: str) -> dict[str, bytes]:
 def test_the_bytes_are_those_of_a_local_pack(episodes, s3, tmp_path, scratch, profile, ends):
     options = {**OPTIONS, "split": "train=0.7,val=0.3", "storage_profile": profile, "engine": "inline"}
     whole = pack(episodes, tmp_path / "whole", **options)
-    source = upload(episodes, f"{s3}/lake/episodes") if ends != "output" else episodes
+    source = upload_tree(episodes, f"{s3}/lake/episodes") if ends != "output" else episodes
     out = tmp_path / "out" if ends == "input" else f"{s3}/lake/packed"
     paths = pack(source, out, **options)
     assert (tree(out) if ends == "input" else stored(out)) == tree(tmp_path / "whole")
@@ -83,7 +64,7 @@ def test_the_bytes_are_those_of_a_local_pack(episodes, s3, tmp_path, scratch, pr
         str(path).removeprefix(str(tmp_path / "whole")) for path in whole
     ]
     if ends != "input":
-        report = json.loads(remote(out).read_bytes("pack_report.json"))
+        report = json.loads(folder_at(out).read_bytes("pack_report.json"))
         assert report["input_dir"] == str(source)
         assert report["files_written"] == len(paths) - 2
 
@@ -92,13 +73,13 @@ def test_the_bytes_are_those_of_a_local_pack(episodes, s3, tmp_path, scratch, pr
 def test_worker_processes_stage_for_themselves(episodes, s3, tmp_path, scratch, window):
     options = {**OPTIONS, "window_size": window, "storage_profile": "training_compressed"}
     pack(episodes, tmp_path / "whole", engine="inline", **options)
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     pack(source, f"{s3}/packed", workers=2, **options)
     assert stored(f"{s3}/packed") == tree(tmp_path / "whole")
 
 
 def test_a_loader_reads_what_was_packed(episodes, s3, scratch):
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     manifest = pack(source, f"{s3}/packed", engine="inline", storage_profile="training_fast", **OPTIONS)[0]
     assert manifest == f"{s3}/packed/hlp_manifest.json"
     config = {
@@ -123,16 +104,16 @@ def test_a_loader_reads_what_was_packed(episodes, s3, scratch):
 
 def test_generations(episodes, s3, tmp_path, scratch):
     """Unchanged: nothing; changed: refused, then a generation beside the old one, which is collected by and by."""
-    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    source, out = upload_tree(episodes, f"{s3}/episodes"), f"{s3}/packed"
     options = {**OPTIONS, "engine": "inline", "storage_profile": "training_fast"}
     paths = pack(source, out, **options)
-    before = remote(out).objects()
+    before = folder_at(out).objects()
     assert pack(source, out, **options) == paths
     assert pack(source, out, **options, overwrite=True) == paths
-    assert remote(out).objects() == before
+    assert folder_at(out).objects() == before
     with pytest.raises(PackError, match=r"s3://.*/packed holds a packed dataset already.*seed 0 -> 5.*--overwrite"):
         pack(source, out, **options, seed=5)
-    assert remote(out).objects() == before
+    assert folder_at(out).objects() == before
     first = stored(out)
     again = pack(source, out, **options, seed=5, overwrite=True)
     assert again[2] == f"{out}/gen_0002/hlp_000000.khlp"
@@ -153,30 +134,30 @@ def test_generations(episodes, s3, tmp_path, scratch):
 
 def test_changed_episodes_are_named(episodes, s3, tmp_path, scratch):
     copy = write_episodes(tmp_path / "episodes", (6, 7), cameras=0, depth=False)
-    source, out = upload(copy, f"{s3}/episodes"), f"{s3}/packed"
+    source, out = upload_tree(copy, f"{s3}/episodes"), f"{s3}/packed"
     pack(source, out, "d", engine="inline")
     write_episode(copy, 1, 8, cameras=0, depth=False)
     write_episode(copy, 2, 5, cameras=0, depth=False)
-    upload(copy, source)
+    upload_tree(copy, source)
     with pytest.raises(PackError, match=r"1 new episodes \(episode_000002\); 1 changed episodes \(episode_000001\)"):
         pack(source, out, "d", engine="inline")
     paths = pack(source, out, "d", engine="inline", overwrite=True, exclude=["episode_000001"])
-    assert json.loads(remote(out).read_bytes("hlp_manifest.json"))["num_frames"] == 11, paths
+    assert json.loads(folder_at(out).read_bytes("hlp_manifest.json"))["num_frames"] == 11, paths
 
 
 def test_the_second_packer_is_told_who_is_first(episodes, s3, scratch):
     out = f"{s3}/packed"
     with (
-        Lease(remote(out), "knonik pack of somebody"),
+        Lease(folder_at(out), "knonik pack of somebody"),
         pytest.raises(StorageError, match=r"packed is being written by another run .*knonik pack of somebody"),
     ):
         pack(episodes, out, engine="inline", **OPTIONS)
-    assert [info.key for info in remote(out).objects()] == [LEASE]
+    assert [info.key for info in folder_at(out).objects()] == [LEASE]
 
 
 def test_of_two_packers_at_once_one_wins(episodes, s3, scratch):
     """Two programs with different options: one's dataset stands, whole; the other ends with one sentence."""
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     knonik = Path(sys.executable).with_name("knonik")
     call = [knonik, "pack", "--input-dir", source, "--output-dir", s3, "--dataset-name", "d", "--engine", "inline"]
     out = f"{s3}/knonik_d_hlp"
@@ -189,7 +170,7 @@ def test_of_two_packers_at_once_one_wins(episodes, s3, scratch):
     assert sorted(codes) == [0, 1], said
     (loser,) = [text for text, code in zip(said, codes, strict=True) if code]
     assert "is being written by another run" in loser or "holds a packed dataset already" in loser, loser
-    manifest = json.loads(remote(out).read_bytes("hlp_manifest.json"))
+    manifest = json.loads(folder_at(out).read_bytes("hlp_manifest.json"))
     assert manifest["seed"] == codes.index(0) + 1
     assert inspect_path(out, verify=True)["damage"] == []
 
@@ -204,13 +185,13 @@ def test_of_two_manifests_the_first_stands(episodes, s3, scratch, monkeypatch, g
     real = pack_run.publish
 
     def overtaken(*arguments):
-        remote(out).put_bytes("hlp_manifest.json", b'{"of": "another packer"}')
+        folder_at(out).put_bytes("hlp_manifest.json", b'{"of": "another packer"}')
         real(*arguments)
 
     monkeypatch.setattr(pack_run, "publish", overtaken)
     with pytest.raises(PackError, match="another run packed this dataset at the same time and was first"):
         pack(episodes, out, **options, seed=3, overwrite=True)
-    assert remote(out).read_bytes("hlp_manifest.json") == b'{"of": "another packer"}'
+    assert folder_at(out).read_bytes("hlp_manifest.json") == b'{"of": "another packer"}'
 
 
 def test_a_file_that_another_run_wrote_over_is_not_published(episodes, s3, scratch, monkeypatch):
@@ -218,13 +199,13 @@ def test_a_file_that_another_run_wrote_over_is_not_published(episodes, s3, scrat
     real = pack_run.fidelity.worst
 
     def overwritten(*arguments):
-        remote(out).put_bytes("hlp_000001.khlp", b"of another packer")
+        folder_at(out).put_bytes("hlp_000001.khlp", b"of another packer")
         return real(*arguments)
 
     monkeypatch.setattr(pack_run.fidelity, "worst", overwritten)
     with pytest.raises(PackError, match=r"hlp_000001\.khlp was replaced by another run"):
         pack(episodes, out, engine="inline", **OPTIONS)
-    assert remote(out).head("hlp_manifest.json") is None
+    assert folder_at(out).head("hlp_manifest.json") is None
 
 
 def test_a_packer_that_lost_its_lease_uploads_nothing_more(episodes, s3, scratch, monkeypatch):
@@ -233,28 +214,28 @@ def test_a_packer_that_lost_its_lease_uploads_nothing_more(episodes, s3, scratch
 
     def robbed(task, desk, shards):
         if task.name == "hlp_000002.khlp":
-            remote(out).put_bytes(LEASE, b'{"id": "somebody else"}')
+            folder_at(out).put_bytes(LEASE, b'{"id": "somebody else"}')
         return real(task, desk, shards)
 
     monkeypatch.setattr("knonik_assets.packing.transcode.assemble", robbed)
     with pytest.raises(StorageError, match="was taken over by another run"):
         pack(episodes, out, engine="inline", **OPTIONS)
-    names = [info.key for info in remote(out).objects()]
+    names = [info.key for info in folder_at(out).objects()]
     assert "hlp_000001.khlp" in names
     assert "hlp_000002.khlp" not in names
     assert "hlp_manifest.json" not in names
 
 
 def test_damage_is_told_with_the_url(episodes, s3, tmp_path, scratch):
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     name = "episode_000001/rgb_cam_0.mkv"
-    data = bytearray(remote(source).read_bytes(name))
+    data = bytearray(folder_at(source).read_bytes(name))
     data[len(data) // 2] ^= 1
-    remote(source).put_bytes(name, bytes(data))
+    folder_at(source).put_bytes(name, bytes(data))
     with pytest.raises(EpisodeError, match=rf"{source}/{name} differs from the checksum.*--exclude episode_000001"):
         pack(source, f"{s3}/packed", engine="inline", **OPTIONS)
-    assert remote(f"{s3}/packed").head("hlp_manifest.json") is None
-    remote(source).delete([name])
+    assert folder_at(f"{s3}/packed").head("hlp_manifest.json") is None
+    folder_at(source).delete([name])
     with pytest.raises(EpisodeError, match=rf"{source}/{name} is missing"):
         pack(source, f"{s3}/packed", engine="inline", **OPTIONS)
 
@@ -264,36 +245,36 @@ def test_what_is_no_folder_of_episodes(s3, tmp_path, scratch, episodes):
         pack(f"{s3}/nothing", tmp_path / "out", "d")
     with pytest.raises(StorageError, match=r"s3://no-such-bucket-of-mine.* does not exist"):
         pack(episodes, "s3://no-such-bucket-of-mine/x", "d")
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     for out, says in ((source, "same directory"), (f"{source}/episode_000001/x", "inside the episode")):
         with pytest.raises(ConfigError, match=says):
             pack(source, out, "d")
 
 
 def test_an_episode_that_is_replaced_meanwhile_is_never_mixed_in(episodes, s3, tmp_path, scratch, monkeypatch):
-    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    source, out = upload_tree(episodes, f"{s3}/episodes"), f"{s3}/packed"
     other = write_episodes(tmp_path / "other", (23,), fps=25.0)
     real = pack_run.write_files
 
     def replacing(*arguments):
         results = real(*arguments)
-        upload(other, source)
+        upload_tree(other, source)
         return results
 
     monkeypatch.setattr(pack_run, "write_files", replacing)
     with pytest.raises(PackError, match=f"{source}/episode_000000 was replaced while it was packed"):
         pack(source, out, engine="inline", **OPTIONS)
-    assert remote(out).head("hlp_manifest.json") is None
+    assert folder_at(out).head("hlp_manifest.json") is None
 
 
 def test_the_command_line(episodes, s3, tmp_path, scratch):
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     call = ["pack", "--input-dir", source, "--output-dir", f"{s3}/out/", "--dataset-name", "d", "--quiet"]
     knonik = Path(sys.executable).with_name("knonik")
     run = subprocess.run([knonik, *call, "--collect"], text=True, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == f"{s3}/out/knonik_d_hlp/hlp_manifest.json"
-    manifest = json.loads(remote(f"{s3}/out/knonik_d_hlp").read_bytes("hlp_manifest.json"))
+    manifest = json.loads(folder_at(f"{s3}/out/knonik_d_hlp").read_bytes("hlp_manifest.json"))
     assert manifest["num_frames"] == 76
     assert np.isclose(manifest["fps"], 30)
 
@@ -316,7 +297,7 @@ def sizes(episodes: Path, manifest: Path) -> tuple[int, int]:
 def test_room_for_one_file_and_one_episode_is_enough(episodes, s3, tmp_path, scratch, monkeypatch, window, engine):
     options = {**OPTIONS, "window_size": window, "storage_profile": "training_fast"}
     manifest = pack(episodes, tmp_path / "whole", engine="inline", **options)[0]
-    source = upload(episodes, f"{s3}/episodes")
+    source = upload_tree(episodes, f"{s3}/episodes")
     file, episode = sizes(episodes, manifest)
     # room is made before the exact size is known: 64 bytes a record and 2 KiB a shard are held in reserve
     limit = file + episode + min(window, 14) * ((4 * 7 + 3) * 64 + 2200)
@@ -339,7 +320,7 @@ def test_room_for_one_file_and_one_episode_is_enough(episodes, s3, tmp_path, scr
 def test_too_little_room_says_for_what_and_how_much(episodes, s3, tmp_path, scratch, monkeypatch):
     options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
     file, episode = sizes(episodes, pack(episodes, tmp_path / "whole", **options)[0])
-    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    source, out = upload_tree(episodes, f"{s3}/episodes"), f"{s3}/packed"
     monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(episode // 2))
     with pytest.raises(
         StorageError, match=rf"{source}/episode_00000\d needs [\d,]+ bytes of scratch.*KNONIK_SCRATCH_BYTES"
@@ -348,7 +329,7 @@ def test_too_little_room_says_for_what_and_how_much(episodes, s3, tmp_path, scra
     monkeypatch.setenv("KNONIK_SCRATCH_BYTES", str(file // 2))
     with pytest.raises(StorageError, match=rf"{out}/hlp_00000\d.khlp needs [\d,]+ bytes .* allows {file // 2:,} in"):
         pack(episodes, out, **options)
-    assert remote(out).head("hlp_manifest.json") is None
+    assert folder_at(out).head("hlp_manifest.json") is None
     monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "a lot")
     with pytest.raises(ConfigError, match="KNONIK_SCRATCH_BYTES is 'a lot'"):
         pack(episodes, out, **options)
@@ -367,7 +348,7 @@ pack(sys.argv[1], sys.argv[2], "d", 7, 1, seed=5, storage_profile="training_fast
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_a_packer_killed_during_an_upload(episodes, s3, s3_server, tmp_path, scratch, monkeypatch, engine):
     """The old manifest reads as before; the next run keeps what is whole, and ends with the same bytes."""
-    source, out = upload(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    source, out = upload_tree(episodes, f"{s3}/episodes"), f"{s3}/packed"
     options = {"shard_size": 7, "window_size": 1, "storage_profile": "training_fast"}
     manifest = pack(source, out, "d", engine="inline", **options)[0]
     before = stored(out)
@@ -399,7 +380,7 @@ def test_a_packer_killed_during_an_upload(episodes, s3, s3_server, tmp_path, scr
     pack(episodes, tmp_path / "whole", "d", engine="inline", **options)
     pack(episodes, tmp_path / "whole", "d", engine="inline", seed=5, overwrite=True, **options)
     assert stored(out) == tree(tmp_path / "whole")
-    report = json.loads(remote(out).read_bytes("pack_report.json"))
+    report = json.loads(folder_at(out).read_bytes("pack_report.json"))
     # a file that the killed run had sent in full may have arrived after the look
     assert len(kept) <= report["files_reused"] <= len(kept) + (engine == "processes")
 
@@ -409,13 +390,13 @@ def test_a_damaged_leftover_is_written_again(episodes, s3, tmp_path, scratch):
     options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
     pack(episodes, tmp_path / "whole", **options)
     pack(episodes, out, **options)
-    data = bytearray(remote(out).read_bytes("hlp_000001.khlp"))
+    data = bytearray(folder_at(out).read_bytes("hlp_000001.khlp"))
     data[len(data) // 3] ^= 1
-    remote(out).put_bytes("hlp_000001.khlp", bytes(data))
-    remote(out).delete(["hlp_manifest.json", "hlp_manifest.1.json", "hlp_000000.khlp"])
+    folder_at(out).put_bytes("hlp_000001.khlp", bytes(data))
+    folder_at(out).delete(["hlp_manifest.json", "hlp_manifest.1.json", "hlp_000000.khlp"])
     pack(episodes, out, **options)
     assert stored(out) == tree(tmp_path / "whole")
-    report = json.loads(remote(out).read_bytes("pack_report.json"))
+    report = json.loads(folder_at(out).read_bytes("pack_report.json"))
     assert (report["files_written"], report["files_reused"]) == (2, report["files_reused"])
     assert report["files_reused"] >= 1
 
@@ -425,11 +406,11 @@ def test_files_of_a_run_that_may_still_be_alive_are_left_alone(episodes, s3, scr
     out = f"{s3}/packed"
     options = {**OPTIONS, "storage_profile": "training_fast", "engine": "inline"}
     pack(episodes, out, **options)
-    remote(out).delete(["hlp_manifest.json", "hlp_manifest.1.json"])
+    folder_at(out).delete(["hlp_manifest.json", "hlp_manifest.1.json"])
     with pytest.raises(PackError, match=r"holds files that no manifest names.*hlp_000000\.khlp"):
         pack(episodes, out, **options, seed=5)
     gone = {"id": "x", "pid": 1, "host": "far", "process": {"machine": "far"}, "command": "c", "seconds": 0.1}
-    info = remote(out).put_bytes(LEASE, json.dumps(gone).encode())
+    info = folder_at(out).put_bytes(LEASE, json.dumps(gone).encode())
     while time.time() < info.modified + 1.2:
         time.sleep(0.05)
     before = stored(out)
@@ -454,10 +435,10 @@ def test_inspect_looks_at_urls(episodes, s3, tmp_path, scratch):
     assert inspect_path(f"{out}/hlp_000001.khlp", verify=True)["damage"] == []
     assert inspect_path(f"{out}/hlp_index.khli")["facts"]["episodes"] == 4
     assert save_frames(manifest, ["episode_000002:30"], tmp_path / "pictures")
-    data = bytearray(remote(out).read_bytes("hlp_000001.khlp"))
+    data = bytearray(folder_at(out).read_bytes("hlp_000001.khlp"))
     data[len(data) // 3] ^= 1
-    remote(out).put_bytes("hlp_000001.khlp", bytes(data))
-    remote(out).delete(["hlp_000000.khlp"])
+    folder_at(out).put_bytes("hlp_000001.khlp", bytes(data))
+    folder_at(out).delete(["hlp_000000.khlp"])
     damage = inspect_path(manifest, verify=True)["damage"]
     assert f"{out}/hlp_000000.khlp is missing" in damage
     assert any(f"{out}/hlp_000001.khlp: shard" in text for text in damage)

@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from knonik_loader import ConfigError, LoaderClosedError, ShardedDataLoader
+from knonik_loader import ConfigError, ShardedDataLoader
 from tests.support import augments
+from tests.support.threads import asking
 
 
 def children() -> set[int]:
@@ -130,24 +131,14 @@ def test_a_dropped_loader_ends_its_workers(packed):
 def test_shutdown_does_not_wait_for_a_function(packed):
     before = children()
     loader = ShardedDataLoader(config(packed, augments.sleep_long))
-    iterator = iter(loader)
-    outcome = []
-
-    def consume():
-        try:
-            next(iterator)
-        except LoaderClosedError as error:
-            outcome.append(str(error))
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
+    consumer, told = asking(iter(loader))
     while not children() - before:
         time.sleep(0.01)
     began = time.monotonic()
     loader.shutdown()
     assert time.monotonic() - began < 60  # the function sleeps for ten times as long
     consumer.join(60)
-    assert outcome == ["this pass has ended: the loader was shut down."]
+    assert told == ["this pass has ended: the loader was shut down."]
     assert children() == before
 
 

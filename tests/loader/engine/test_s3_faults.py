@@ -12,10 +12,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from knonik_loader import KnonikError, LoaderClosedError, ShardedDataLoader, StorageError
+from knonik_loader import KnonikError, ShardedDataLoader, StorageError
 from knonik_loader.engine import objects
 from knonik_loader.errors import ChecksumError, TruncatedError
 from tests.support.proxy import FaultyProxy
+from tests.support.threads import asking
 
 pytestmark = pytest.mark.usefixtures("credentials")
 
@@ -72,6 +73,19 @@ def first_time(fault: str, only=lambda request: True):
             return fault
 
     return pick
+
+
+def once_stalled():
+    """An event that is set when the first of the packed data is asked for, and the fault that it never comes."""
+    stalled = threading.Event()
+
+    def pick(request):
+        if request.path.endswith(".khlp"):
+            stalled.set()
+            return "stall"
+        return None
+
+    return stalled, pick
 
 
 def same(batches, expected) -> None:
@@ -194,47 +208,23 @@ def test_an_outage_is_not_skipped(through):
 
 
 def test_shutdown_while_s3_stalls(through):
-    stalled = threading.Event()
-
-    def pick(request):
-        if request.path.endswith(".khlp"):
-            stalled.set()
-            return "stall"
-        return None
-
+    stalled, pick = once_stalled()
     proxy, config = through(pick)
     loader = ShardedDataLoader(config)
-    iterator = iter(loader)
-    outcome = []
-
-    def consume():
-        try:
-            next(iterator)
-        except LoaderClosedError as error:
-            outcome.append(str(error))
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
+    consumer, told = asking(iter(loader))
     assert stalled.wait(30)
     assert ours()
     loader.shutdown()
     assert not ours()  # S3 still stalls: the reads were given up
     consumer.join(60)
-    assert outcome == ["this pass has ended: the loader was shut down."]
+    assert told == ["this pass has ended: the loader was shut down."]
     loader.shutdown()
     assert proxy.count("stall")
 
 
 def test_a_program_ends_while_s3_stalls(through):
     """Without a word to the loader; the server never answers, and gives up its own waiting after minutes."""
-    stalled = threading.Event()
-
-    def pick(request):
-        if request.path.endswith(".khlp"):
-            stalled.set()
-            return "stall"
-        return None
-
+    stalled, pick = once_stalled()
     _, config = through(pick)
     script = "import json, sys; from knonik_loader import ShardedDataLoader\n"
     script += "batches = iter(ShardedDataLoader(json.loads(sys.argv[1])))\nsys.stdin.readline()"

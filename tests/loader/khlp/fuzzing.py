@@ -15,12 +15,12 @@ from crc32c import crc32c
 from knonik_loader.errors import DecodeError, FormatError
 from knonik_loader.khlp.codecs import dependency_of, make_codec
 from knonik_loader.khlp.index import DatasetIndex
-from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, content_digest, load_manifest
+from knonik_loader.khlp.manifest import content_digest, load_manifest
 from knonik_loader.khlp.reader import open_index
 from knonik_loader.khlp.types import StreamInfo
 from knonik_loader.khlp.verify import verify_hlp
 from tests.loader.khlp.make_golden import index_sample
-from tests.loader.khlp.samples import PROFILES, Sample, build, decode_all, episode, reader
+from tests.loader.khlp.samples import PROFILES, Sample, build, decode_all, episode, manifest, reader
 from tests.support.stamps import stamp
 
 INTERESTING = (0, 1, 2, 7, 8, 63, 64, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
@@ -154,34 +154,6 @@ def forged_index(rng: random.Random) -> str:
     for row in range(len(index.episodes)):
         assert len(index.frame_times(row)) == index.episodes.length[row]
     return "read"
-
-
-@cache
-def manifest() -> Manifest:
-    return Manifest(
-        dataset="demo",
-        storage_profile="training_fast",
-        pack_mode="episode",
-        shard_size=45,
-        window_size=64,
-        fps=30.0,
-        seed=0,
-        num_hlps=1,
-        num_episodes=1,
-        num_shards=2,
-        num_frames=60,
-        streams=[
-            StreamEntry(stream_id=0, kind="rgb", name="top", codec="kimg", shape=(8, 8, 3), dtype="uint8", fps=30)
-        ],
-        splits={"train": 0.9, "val": 0.1},
-        stats={},
-        source_config_fingerprint="a",
-        pack_fingerprint="b",
-        index=IndexEntry(uri="hlp_index.khli", bytes=1, crc32c=2),
-        hlps=[
-            HlpEntry(uri="a.khlp", hlp_id="00" * 16, bytes=1, crc32c=2, num_shards=2, metadata_offset=64),
-        ],
-    )
 
 
 def forged_manifest(rng: random.Random) -> str:

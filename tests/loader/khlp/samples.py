@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knonik_loader.khlp.codecs import dependency_of, make_codec
+from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry
 from knonik_loader.khlp.planning import closure
 from knonik_loader.khlp.reader import HlpIndex, check_payload
 from knonik_loader.khlp.types import PAYLOAD_OF_PROFILE, StorageProfile, StreamInfo
@@ -36,6 +37,32 @@ class Sample:
         return HlpIndex.from_tail(
             self.data[self.summary.metadata_offset :], self.summary.metadata_offset, len(self.data), "sample"
         )
+
+
+def manifest() -> Manifest:
+    """Of a dataset of one file, which need not be there."""
+    return Manifest(
+        dataset="demo",
+        storage_profile="training_fast",
+        pack_mode="episode",
+        shard_size=45,
+        window_size=64,
+        fps=30.0,
+        seed=0,
+        num_hlps=1,
+        num_episodes=1,
+        num_shards=2,
+        num_frames=60,
+        streams=[
+            StreamEntry(stream_id=0, kind="rgb", name="top", codec="kimg", shape=(8, 8, 3), dtype="uint8", fps=30)
+        ],
+        splits={"train": 0.9, "val": 0.1},
+        stats={},
+        source_config_fingerprint="a",
+        pack_fingerprint="b",
+        index=IndexEntry(uri="hlp_index.khli", bytes=1, crc32c=2),
+        hlps=[HlpEntry(uri="hlp_000000.khlp", hlp_id="00" * 16, bytes=1, crc32c=2, num_shards=2, metadata_offset=64)],
+    )
 
 
 def streams(profile: StorageProfile) -> tuple[StreamInfo, ...]:

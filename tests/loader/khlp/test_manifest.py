@@ -5,32 +5,8 @@ import json
 import pytest
 
 from knonik_loader.errors import ChecksumError, FormatError, UnsupportedFeatureError
-from knonik_loader.khlp.manifest import HlpEntry, IndexEntry, Manifest, StreamEntry, content_digest, load_manifest
-
-
-def manifest() -> Manifest:
-    return Manifest(
-        dataset="demo",
-        storage_profile="training_fast",
-        pack_mode="episode",
-        shard_size=45,
-        window_size=64,
-        fps=30.0,
-        seed=0,
-        num_hlps=1,
-        num_episodes=1,
-        num_shards=2,
-        num_frames=60,
-        streams=[
-            StreamEntry(stream_id=0, kind="rgb", name="top", codec="kimg", shape=(8, 8, 3), dtype="uint8", fps=30)
-        ],
-        splits={"train": 0.9, "val": 0.1},
-        stats={},
-        source_config_fingerprint="a",
-        pack_fingerprint="b",
-        index=IndexEntry(uri="hlp_index.khli", bytes=1, crc32c=2),
-        hlps=[HlpEntry(uri="hlp_000000.khlp", hlp_id="00" * 16, bytes=1, crc32c=2, num_shards=2, metadata_offset=64)],
-    )
+from knonik_loader.khlp.manifest import content_digest, load_manifest
+from tests.loader.khlp.samples import manifest
 
 
 def signed(data: dict) -> str:

@@ -13,12 +13,7 @@ from tests.assets.sources.remote.test_same_as_local import CASES
 from tests.support.buckets import upload_tree
 from tests.support.road import ingest_config, knonik, write_raw
 
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "scratch"))
-    yield
-    assert not list((tmp_path / "scratch").glob("room-*"))
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from knonik_assets.sources.base_contract import NoCache, as_array
 from knonik_assets.sources.registry import open_source
 from knonik_assets.sources.remote.listing import list_raw
 from knonik_assets.sources.remote.source import forget_mirrors
-from knonik_assets.storage import ObjectFolder, Place
+from knonik_assets.storage import Place
 from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.remote.test_same_as_local import CASES
 from tests.support.buckets import folder_at, upload_tree
@@ -19,19 +19,6 @@ from tests.support.buckets import folder_at, upload_tree
 def scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "driver"))
     return tmp_path
-
-
-@pytest.fixture
-def downloads(monkeypatch):
-    seen = []
-    download = ObjectFolder.download
-
-    def spy(self, key, path, expected=None):
-        seen.append(key)
-        return download(self, key, path, expected)
-
-    monkeypatch.setattr(ObjectFolder, "download", spy)
-    return seen
 
 
 def frames(source, ref):
