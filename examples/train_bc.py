@@ -42,6 +42,8 @@ from knonik_loader.torch import (
 SAMPLE = Path(__file__).resolve().parent.parent / "dagster_home" / "sample" / "aloha_sim"
 PIECES = [(0, 18), (18, 26), (26, 40), (40, 48), (48, 60)]
 HELD_OUT = (1, 3)
+KEPT = ("loader", "batch", "chunk", "seed", "camera", "state", "action", "splits")
+"""Arguments with which a run goes on as it began."""
 
 
 def prepare(folder: Path) -> tuple[Path, Path]:
@@ -175,6 +177,12 @@ def train(args: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, l
     checkpoint = args.out / "checkpoint.pt"
     if args.resume and checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
+        for name in KEPT:
+            if saved["arguments"][name] != getattr(args, name):
+                began = f"--{name} {saved['arguments'][name]}"
+                raise SystemExit(
+                    f"error: the run in {args.out} began with {began}; go on with it, or start in another --out"
+                )
         policy.load_state_dict(saved["policy"])
         optimizer.load_state_dict(saved["optimizer"])
         batches.load_state_dict(saved["batches"])
@@ -194,7 +202,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, l
         if rank == 0 and len(losses) % args.checkpoint_every == 0:
             states = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}
             part = checkpoint.with_suffix(".part")
-            torch.save({**states, "batches": batches.state_dict(), "losses": losses}, part)
+            kept = {name: getattr(args, name) for name in KEPT}
+            torch.save({**states, "batches": batches.state_dict(), "losses": losses, "arguments": kept}, part)
             part.replace(checkpoint)
     return policy, losses
 
@@ -261,8 +270,10 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if args.steps < 1:
+        raise SystemExit(f"error: --steps {args.steps} is no number of steps to train")
     if args.batch % world:
-        raise SystemExit(f"--batch {args.batch} does not divide by {world} ranks")
+        raise SystemExit(f"error: --batch {args.batch} does not divide by {world} ranks")
     args.out.mkdir(parents=True, exist_ok=True)
     if world > 1:
         dist.init_process_group("gloo")

@@ -120,3 +120,24 @@ def test_a_stream_that_is_not_there_is_one_line(tmp_path, manifests):
     assert done.stderr.splitlines() == [
         "error: stream_cfg: the dataset has no stream 'rgb_left' (did you mean 'rgb_top'?); it has rgb_top, action, qpos"
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--loader", "torch"], "began with --loader sharded"),
+        (["--batch", "8"], "began with --batch 16"),
+        (["--chunk", "4"], "began with --chunk 8"),
+        (["--steps", "0"], "--steps 0 is no number of steps"),
+    ],
+)
+def test_a_run_goes_on_as_it_began_or_not_at_all(manifests, whole, arguments, said):
+    """Another batch size would count its steps from another place, without a word."""
+    out = whole[1]
+    before = (out / "checkpoint.pt").read_bytes()
+    again = command(out, manifests, "--resume", "--steps", "510", *arguments)
+    done = subprocess.run(again, text=True, capture_output=True, timeout=500, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+    assert (out / "checkpoint.pt").read_bytes() == before
