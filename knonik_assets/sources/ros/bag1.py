@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from knonik_assets.sources.ros.compression import decompress, recover
-from knonik_assets.sources.ros.files import MAX_BLOCK, BagFile, BlockCache, Channel, Cursor, EndOfDataError, Found, Need
+from knonik_assets.sources.ros.chunked import ChunkedFile
+from knonik_assets.sources.ros.files import MAX_BLOCK, Channel, Cursor, EndOfDataError, Found, Need
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["MAGIC", "Bag1"]
@@ -21,22 +21,13 @@ _TIME = struct.Struct("<II")
 Fields = dict[bytes, bytes]
 
 
-class Bag1:
+class Bag1(ChunkedFile):
     """See the module."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.warnings: list[str] = []
-        self._file = BagFile(path)
-        self._channels: dict[int, Channel] = {}
-        self._counts: dict[int, int] = {}
+        super().__init__(path)
         self._declared: dict[int, int] = {}
-        self._blocks: dict[int, tuple[int, str, int]] = {}
-        self._cache = BlockCache(self._load)
         self._index_at = 0
-        self._rest: dict[int, bytes] = {}
-        """Of a chunk in which the file ends, what can be decompressed."""
-        self._orphans = 0
 
     def scan(self, need: Need) -> Iterator[Found]:
         """See `Container.scan`."""
@@ -48,17 +39,7 @@ class Bag1:
             magic = b""
         if magic != MAGIC:
             raise EpisodeError(f"{self.path}: no ROS 1 bag of format 2.0; it begins with {magic[:13]!r}.")
-        start = cursor.pos
-        try:
-            while cursor.left:
-                start = cursor.pos
-                yield from self._record(cursor, need, -1)
-        except EndOfDataError:
-            self._cut_off(start)
-        except EpisodeError:
-            raise
-        except (struct.error, KeyError, ValueError) as error:
-            raise EpisodeError(f"{self.path}: damaged: the record at byte {start} makes no sense.") from error
+        yield from self._records(cursor, need)
         self._check()
 
     def _cut_off(self, start: int) -> None:
@@ -74,15 +55,9 @@ class Bag1:
         )
 
     def _check(self) -> None:
-        for number, declared in self._declared.items():
-            found = self._counts.get(number, 0)
-            if found != declared:
-                topic = self._channels[number].topic if number in self._channels else f"connection {number}"
-                raise EpisodeError(f"{self.path}: its index counts {declared} messages of {topic}, {found} are there.")
         if not self._declared and self._counts and not self.warnings:
             self.warnings.append(f"{self.path}: was not closed by its recorder (no index); all its messages are read")
-        if self._orphans:
-            self.warnings.append(f"{self.path}: {self._orphans} messages belong to no connection and are left out")
+        self._compare(self._declared, "its index counts", "connection")
 
     def _record(self, cursor: Cursor, need: Need, block: int) -> Iterator[Found]:
         length = _U32.unpack(cursor.take(4))[0]
@@ -152,13 +127,10 @@ class Bag1:
             return
         content = _U32.unpack(fields[b"size"])[0]
         if size > cursor.left:  # the file ends inside this chunk: what is before that is read
-            self._rest[at] = recover(self._file.read(at, cursor.left), how, content)
-            inner = Cursor(memoryview(self._rest[at]), 0, len(self._rest[at]))
+            inner = self._cut(at, cursor.left, how, content)
             while True:
                 yield from self._record(inner, need, at)
-        self._blocks[at] = (size, how, content)
-        data = memoryview(self._cache.get(at))
-        inner = Cursor(data, 0, len(data))
+        inner = self._unpacked(at, size, how, content)
         try:
             while inner.left:
                 yield from self._record(inner, need, at)
@@ -166,23 +138,9 @@ class Bag1:
             raise EpisodeError(f"{self.path}: damaged: the chunk at byte {at} ends inside a record.") from error
         cursor.skip(size)
 
-    def _load(self, block: int) -> bytes:
-        size, how, content = self._blocks[block]
-        if size > MAX_BLOCK:
-            raise EpisodeError(f"{self.path}: a compressed chunk of {size:,} bytes; up to {MAX_BLOCK:,} are read.")
-        return decompress(self._file.read(block, size), how, content, f"{self.path}, chunk at byte {block}")
-
-    def read(self, block: int, offset: int, length: int) -> memoryview:
-        """See `Container.read`."""
-        if block < 0:
-            return self._file.read(offset, length)
-        content = self._rest[block] if block in self._rest else self._cache.get(block)
-        return memoryview(content)[offset : offset + length]
-
-    def close(self) -> None:
-        """See `Container.close`."""
-        self._file.close()
-        self._cache.clear()
+    def _check_size(self, stored: int, content: int) -> None:
+        if stored > MAX_BLOCK:
+            raise EpisodeError(f"{self.path}: a compressed chunk of {stored:,} bytes; up to {MAX_BLOCK:,} are read.")
 
 
 def _fields(data: memoryview) -> Fields:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from knonik_assets.sources.ros.compression import decompress, recover
-from knonik_assets.sources.ros.files import MAX_BLOCK, BagFile, BlockCache, Channel, Cursor, EndOfDataError, Found, Need
+from knonik_assets.sources.ros.chunked import ChunkedFile
+from knonik_assets.sources.ros.files import MAX_BLOCK, Channel, Cursor, EndOfDataError, Found, Need
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["MAGIC", "Mcap"]
@@ -19,7 +19,6 @@ _RECORD = struct.Struct("<BQ")
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
 _CHUNK_HEAD = struct.Struct("<QQQI")
 _LONGEST_SCHEMA = 1 << 24
-_BAD = (struct.error, ValueError, KeyError)
 
 
 class _Schema(NamedTuple):
@@ -28,51 +27,31 @@ class _Schema(NamedTuple):
     data: bytes
 
 
-class Mcap:
+class Mcap(ChunkedFile):
     """See the module."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.warnings: list[str] = []
-        self._file = BagFile(path)
+        super().__init__(path)
         self._schemas: dict[int, _Schema] = {0: _Schema("", "", b"")}
-        self._channels: dict[int, Channel] = {}
-        self._counts: dict[int, int] = {}
-        self._declared: dict[int, int] | None = None
-        self._blocks: dict[int, tuple[int, str, int]] = {}
-        self._cache = BlockCache(self._load)
-        self._rest: dict[int, bytes] = {}
-        """Of a chunk in which the file ends, what can be decompressed."""
-        self._orphans = 0
-        self._ended = False
+        self._declared: dict[int, int] = {}
+        self._closed = self._ended = False
 
     def scan(self, need: Need) -> Iterator[Found]:
         """See `Container.scan`."""
-        self._counts, self._declared, self._orphans, self._ended = {}, None, 0, False
+        self._counts, self._declared, self._orphans, self._ended = {}, {}, 0, False
         size = self._file.size
-        closed = size >= 2 * len(MAGIC) and bytes(self._file.read(size - len(MAGIC), len(MAGIC))) == MAGIC
-        cursor = self._file.cursor(0, size - len(MAGIC) if closed else size)
+        self._closed = size >= 2 * len(MAGIC) and bytes(self._file.read(size - len(MAGIC), len(MAGIC))) == MAGIC
+        cursor = self._file.cursor(0, size - len(MAGIC) if self._closed else size)
         magic = bytes(cursor.take(min(len(MAGIC), cursor.left)))
         if magic != MAGIC:
             raise EpisodeError(f"{self.path}: no MCAP file; it begins with {magic!r}.")
-        start = cursor.pos
-        try:
-            while cursor.left:
-                start = cursor.pos
-                yield from self._record(cursor, need, -1)
-        except EndOfDataError:
-            self._cut_off(start, closed=closed)
-        except EpisodeError:
-            raise
-        except _BAD as error:
-            raise EpisodeError(f"{self.path}: damaged: the record at byte {start} makes no sense.") from error
-        else:
-            if not closed:
-                self._cut_off(size, closed=False)
-        self._check()
+        whole = yield from self._records(cursor, need)
+        if whole and not self._closed:
+            self._cut_off(size)
+        self._compare(self._declared, "its statistics say", "channel")
 
-    def _cut_off(self, start: int, *, closed: bool) -> None:
-        if closed:
+    def _cut_off(self, start: int) -> None:
+        if self._closed:
             raise EpisodeError(
                 f"{self.path}: damaged: the record at byte {start} leads beyond the file, which was closed as a whole."
             )
@@ -81,17 +60,6 @@ class Mcap:
             f"{self.path}: has no footer and is cut off at byte {start} of {self._file.size}; the {count} messages "
             "before it are read"
         )
-
-    def _check(self) -> None:
-        for number, declared in (self._declared or {}).items():
-            found = self._counts.get(number, 0)
-            if found != declared:
-                topic = self._channels[number].topic if number in self._channels else f"channel {number}"
-                raise EpisodeError(
-                    f"{self.path}: its statistics say {declared} messages of {topic}, {found} are there."
-                )
-        if self._orphans:
-            self.warnings.append(f"{self.path}: {self._orphans} messages belong to no channel and are left out")
 
     def _record(self, cursor: Cursor, need: Need, block: int) -> Iterator[Found]:
         kind, size = _RECORD.unpack(cursor.take(_RECORD.size))
@@ -166,12 +134,9 @@ class Mcap:
         where = f"{self.path}, chunk at byte {start}"
         at = cursor.pos if how else -1
         if how and end > cursor.stop:
-            self._rest[at] = recover(self._file.read(at, cursor.left), how, content)
-            inner = Cursor(memoryview(self._rest[at]), 0, len(self._rest[at]))
+            inner = self._cut(at, cursor.left, how, content)
         elif how:
-            self._blocks[at] = (stored, how, content)
-            data = memoryview(self._cache.get(at))
-            inner = Cursor(data, 0, len(data))
+            inner = self._unpacked(at, stored, how, content)
         else:
             inner = self._file.nested(cursor, stored)
         if end > cursor.stop:  # the file ends inside this chunk: what is before that is read
@@ -188,26 +153,12 @@ class Mcap:
             raise EpisodeError(f"{where}: damaged: its checksum is {inner.crc:08x}, {crc:08x} is stated.")
         cursor.skip(end - cursor.pos)
 
-    def _load(self, block: int) -> bytes:
-        stored, how, content = self._blocks[block]
+    def _check_size(self, stored: int, content: int) -> None:
         if stored > MAX_BLOCK or content > MAX_BLOCK:
             raise EpisodeError(
                 f"{self.path}: a compressed chunk of {content:,} bytes; up to {MAX_BLOCK:,} are read. Rewrite the file "
                 "in smaller chunks."
             )
-        return decompress(self._file.read(block, stored), how, content, f"{self.path}, chunk at byte {block}")
-
-    def read(self, block: int, offset: int, length: int) -> memoryview:
-        """See `Container.read`."""
-        if block < 0:
-            return self._file.read(offset, length)
-        content = self._rest[block] if block in self._rest else self._cache.get(block)
-        return memoryview(content)[offset : offset + length]
-
-    def close(self) -> None:
-        """See `Container.close`."""
-        self._file.close()
-        self._cache.clear()
 
 
 def _sized(data: memoryview, at: int) -> memoryview:
