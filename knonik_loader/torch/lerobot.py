@@ -22,6 +22,8 @@ __all__ = ["LerobotShape"]
 
 _STATES = ("state", "qpos")
 _CHANNELS = (1, 3, 4)
+_POOLED = {getattr(torch, name): name for name in ("uint8", "float16", "float32", "float64")}
+"""Types that streams are converted to while they are loaded."""
 _FACTS = ("episode_index", "frame_index", "index", "timestamp", "task", "task_index")
 
 
@@ -131,13 +133,15 @@ class LerobotShape:
             raise _odd(key, value, "(T, H, W, C) or (T, C, H, W)")
         first = value.shape[-1] not in _CHANNELS and value.shape[2] in _CHANNELS
         moved = value if first else value.permute(0, 1, 4, 2, 3)
-        if value.dtype != torch.uint8:
-            return moved.contiguous()
-        out = empty_in(memory, key, moved.shape, np.float32 if self._as_float else np.uint8)
+        scaled = self._as_float and value.dtype == torch.uint8
+        kind = "float32" if scaled else _POOLED.get(value.dtype)
+        if kind is None:
+            return moved.contiguous()  # an augmentation's
+        out = empty_in(memory, key, moved.shape, kind)
         # Picture by picture: both passes over one find it in the processor's cache.
         for picture, place in zip(moved.flatten(0, 1), out.flatten(0, 1), strict=True):
             place.copy_(picture)
-            if self._as_float:
+            if scaled:
                 place.div_(255)
         return out
 

@@ -100,7 +100,14 @@ def test_fewer_episodes_than_ranks(many):
     keys = {"batch_size": 2, "rank": 0, "world_size": 11}
     with pytest.raises(PlanError, match=r"10 episodes can't serve world_size=11; use shard_by='sample'"):
         KhlpIterableDataset(many.manifest, shard_by="episode", **keys)
-    assert len(KhlpIterableDataset(many.manifest, **keys)) == 7
+    seen = []
+    for rank in range(11):
+        dataset = KhlpIterableDataset(many.manifest, batch_size=2, rank=rank, world_size=11)
+        batches = list(dataset)
+        assert len(batches) == len(dataset) == 8 - (dataset.dropped > 0)
+        seen += samples(batches)
+    assert len(set(seen)) == len(seen) == sum(many.lengths) - dataset.dropped
+    assert dataset.dropped < 11
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
