@@ -222,8 +222,13 @@ def _piece(owner: npt.NDArray[np.uint8]) -> _Piece:
 
 
 def worker_memory() -> SharedPool | None:
-    """A pool, in a worker of a DataLoader on a system that has memory without names."""
-    return SharedPool() if get_worker_info() is not None and hasattr(os, "memfd_create") else None
+    """A pool, in a worker of a DataLoader on a system that has memory without names.
+
+    Whoever keeps more batches than a process may have descriptors asks PyTorch for memory with names, and gets it.
+    """
+    if get_worker_info() is None or not hasattr(os, "memfd_create"):
+        return None
+    return SharedPool() if torch.multiprocessing.get_sharing_strategy() == "file_descriptor" else None
 
 
 def empty_in(pool: BatchMemory | None, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> Any:  # noqa: ANN401

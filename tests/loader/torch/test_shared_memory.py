@@ -5,6 +5,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
+import subprocess
 import sys
 import threading
 from multiprocessing.reduction import ForkingPickler
@@ -256,3 +258,32 @@ def test_whole_batches_of_the_iterable_dataset(long):
         for got, expected in kept:
             assert got.keys() == expected.keys()
             assert all(torch.equal(got[key], expected[key]) for key in got if key.startswith(("rgb_", "depth_")))
+
+
+MANY = """
+import resource, sys
+import torch
+from torch.utils.data import DataLoader
+from knonik_loader.torch import KhlpDataset
+
+torch.multiprocessing.set_sharing_strategy(sys.argv[2])
+dataset = KhlpDataset(sys.argv[1], chunk_len=4, episodes=[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+kept = list(DataLoader(dataset, batch_size=2, num_workers=1))
+assert len(kept) == 34
+for batch, wanted in zip(kept, DataLoader(dataset, batch_size=2)):
+    assert all(torch.equal(batch[key], wanted[key]) for key in wanted if key.startswith("rgb_"))
+print("all kept")
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("file_descriptor", "Too many open files.*set_sharing_strategy"), ("file_system", "all kept")],
+)
+def test_what_pytorch_advises_against_too_many_descriptors_helps(long, strategy, said):
+    """A batch that is kept holds descriptors, as PyTorch's own way does; the other strategy has none."""
+    command = [sys.executable, "-c", MANY, str(long.manifest), strategy]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
+    assert re.search(said, done.stdout + done.stderr, re.S), done.stderr
+    assert (done.returncode == 0) == (strategy == "file_system")
