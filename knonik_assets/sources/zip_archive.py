@@ -20,6 +20,8 @@ __all__ = ["ZipArchive"]
 _FAULTS = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive or a failing disk raises."""
 _DEEPEST = 32
+_UTF8 = 1 << 11
+"""Flag of names in UTF-8."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 """A file's header in a zip archive (APPNOTE.TXT, 4.3.7)."""
 
@@ -102,6 +104,8 @@ class _Member(NamedTuple):
     size: int
     crc: int
     method: int
+    name: int
+    """Check sum of its name, which stands before its bytes once more: the table of contents has none of its own."""
 
 
 class _Contents(NamedTuple):
@@ -125,8 +129,14 @@ def _contents(path: Path, _size: int, _changed: int) -> _Contents:
             name = info.filename.strip("/")
             if name.count("/") > _DEEPEST:  # noted once for every folder above it
                 raise zipfile.BadZipFile(f"{name[:80]}… lies {name.count('/')} folders deep")
+            stored = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8 else "cp437")
             members[name] = _Member(
-                info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type
+                info.header_offset,
+                info.compress_size,
+                info.file_size,
+                info.CRC,
+                info.compress_type,
+                zlib.crc32(stored),
             )
             _place(folders, name)
     return _Contents(members, folders)
@@ -150,6 +160,8 @@ def _stored(fd: int, member: _Member) -> bytes:
     if len(head) < _LOCAL.size or head[:4] != b"PK\x03\x04":
         raise zipfile.BadZipFile("no file begins where the table of contents says so")
     name, extra = _LOCAL.unpack(head)[-2:]
+    if zlib.crc32(os.pread(fd, name, member.offset + _LOCAL.size)) != member.name:
+        raise zipfile.BadZipFile("it has another name in the table of contents")
     data = os.pread(fd, member.stored, member.offset + _LOCAL.size + name + extra)
     if len(data) != member.stored:
         raise EOFError("cut off")

@@ -344,6 +344,36 @@ def test_of_two_equal_names_in_an_archive_the_last_counts(tmp_path):
         np.testing.assert_array_equal(opened.numeric(stream(opened, "action")), episode_arrays(3, 4)["action"])
 
 
+def read_all(root):
+    with only_episode(root, data_type="zarr") as opened:
+        for spec in opened.streams:
+            if spec.kind == "numeric":
+                opened.numeric(spec)
+            else:
+                list(opened.frames(spec))
+
+
+@pytest.mark.parametrize("name", ["timestamps/.zarray", "camera_0/rgb/0.0.0.0", "camera_0/rgb/.zarray"])
+def test_a_name_that_differs_in_the_table_of_contents_is_damage(tmp_path, name):
+    """The table has no check sum: an array would get another name, or lose a chunk."""
+    path = zipped(episode(tmp_path / "store", 0, 4), tmp_path / "episode_0.zip")
+    data = path.read_bytes()
+    at = data.rindex(name.encode())
+    path.write_bytes(data[:at] + b"q" + data[at + 1 :])
+    with pytest.raises(EpisodeError, match=r"another name|missing"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["grün", "日本_1", "plain"])
+def test_names_beyond_ascii_in_an_archive(tmp_path, name):
+    store = group(tmp_path / "store")
+    put(store, name, episode_arrays(0, 4)["action"], 4)
+    zipped(store, tmp_path / "episode_0.zip")
+    with only_episode(tmp_path, data_type="zarr") as opened:
+        (spec,) = opened.streams
+        np.testing.assert_array_equal(opened.numeric(spec), episode_arrays(0, 4)["action"])
+
+
 def test_links_out_of_a_store_are_refused(tmp_path):
     store = episode(tmp_path / "raw" / "episode_0", 0, 4)
     secret = tmp_path / "secret"
