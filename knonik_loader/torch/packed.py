@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -166,6 +167,7 @@ class Packed:
         self._reader: DirectReader | None = None
         self._memory: SharedPool | None = None
         self._pid = os.getpid()
+        self._locks: dict[int, threading.RLock] = {}
 
     @property
     def opened(self) -> Opened:
@@ -193,8 +195,10 @@ class Packed:
 
     def made(self, plan: BatchPlan) -> dict[str, Any]:
         """A batch with the keys that were asked for; in a worker in memory that the main process sees, too."""
-        reader, shape = self.reader, self.opened.shape
-        batch = reader.batch(plan, self.opened.config.num_decoders or _threads())
+        # Decoders serve one thread at a time. A lock of this process: one from before a fork could be held for ever.
+        with self._locks.setdefault(os.getpid(), threading.RLock()):
+            batch = self.reader.batch(plan, self.opened.config.num_decoders or _threads())
+        shape = self.opened.shape
         if shape is not None:
             batch = shape.convert(batch, plan.episodes, self._memory)
         return batch if self._memory is None else SharedBatch(batch, self._memory)
@@ -220,7 +224,7 @@ class Packed:
 
     def __getstate__(self) -> dict[str, Any]:
         """Options and which episodes; nothing of the index, and no handle."""
-        state = {**self.__dict__, "_opened": None, "_reader": None, "_memory": None}
+        state = {**self.__dict__, "_opened": None, "_reader": None, "_memory": None, "_locks": {}}
         if "episodes" in self._options and self._rows is not None:
             state["_options"] = {key: value for key, value in self._options.items() if key != "episodes"}
         return state

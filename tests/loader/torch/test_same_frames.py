@@ -1,6 +1,8 @@
 """Map-style, iterable, resumed and `ShardedDataLoader` give the same frames, however PyTorch makes its workers."""
 
 import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from knonik_loader import ShardedDataLoader
 from knonik_loader.torch import KhlpDataset, KhlpIterableDataset, worker_init_fn
-from tests.support.packed import check_frames, write_packed
+from tests.support.packed import PROFILES, check_frames, write_packed
 from tests.support.torching import OFFSETS, deltas, samples, wanted
 
 WAYS = [(0, None, False)] + [(2, way, stays) for way in ("fork", "spawn", "forkserver") for stays in (False, True)]
@@ -126,6 +128,37 @@ def test_a_parent_that_has_decoded_forks_well(tmp_path, profile):
             frames = batch["_frame_indices"].numpy()[:, None] + np.arange(3)
             check_frames(packed, batch, dict.fromkeys(dataset.stream_names, frames))
         assert dataset[50]["_frame_indices"] == 50
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_threads_may_share_a_dataset(tmp_path, profile):
+    packed = write_packed(tmp_path, [60, 31], profile, shard_size=20)
+    dataset = KhlpDataset(packed.manifest, chunk_len=3, num_decoders=2)
+
+    def look(seed):
+        for number in np.random.default_rng(seed).integers(0, len(dataset), 12).tolist():
+            batch = torch.utils.data.default_collate([dataset[number]])
+            check_frames(
+                packed,
+                batch,
+                dict.fromkeys(dataset.stream_names, batch["_frame_indices"][:, None].numpy() + np.arange(3)),
+            )
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(look, range(4)))
+    assert pickle.loads(pickle.dumps(dataset))[5]["_frame_indices"] == 5
+
+
+def test_an_augmentation_may_ask_the_dataset_itself(long):
+    """For a second picture to mix in, say."""
+
+    def mix(sample):
+        other = dataset[7]["state"] if sample["frame_index"] != 7 else sample["streams"]["state"]
+        return {**sample, "streams": {**sample["streams"], "other": other}}
+
+    dataset = KhlpDataset(long.manifest, augment_fn=mix)
+    assert torch.equal(dataset[3]["other"], KhlpDataset(long.manifest)[7]["state"])
 
 
 def test_getitems_is_getitem_together(long):
