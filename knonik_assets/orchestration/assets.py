@@ -16,7 +16,7 @@ from knonik_assets.orchestration.context import (
     observation,
     plain_failures,
 )
-from knonik_assets.orchestration.freshness import freshness_policy
+from knonik_assets.orchestration.freshness import freshness
 from knonik_assets.orchestration.inputs import ANNOUNCED, SEEN, input_key, listing
 from knonik_assets.orchestration.raw import RawFacts, observe
 from knonik_assets.orchestration.show import card_metadata, episode_pictures, stream_table, table
@@ -39,7 +39,7 @@ def episode_assets(
     cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
 ) -> list[dg.AssetsDefinition]:
     """``raw_dataset``, ``ingested_episodes`` and ``dataset_config`` over these cards."""
-    fresh = freshness_policy(cards)
+    fresh = freshness(cards)
 
     @dg.asset(
         partitions_def=partitions,
@@ -49,8 +49,8 @@ def episode_assets(
         group_name="episodes",
         kinds={"file"},
         owners=owners,
-        freshness_policy=fresh,
-        metadata={"cards": _card_table(cards)},
+        freshness_policy=fresh.policy,
+        metadata={"cards": _card_table(cards), **fresh.metadata},
     )
     def raw_dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         """Raw recordings as they lie: looked at and fingerprinted, never changed.
@@ -78,7 +78,8 @@ def episode_assets(
         group_name="episodes",
         kinds={"python"},
         owners=owners,
-        freshness_policy=fresh,
+        freshness_policy=fresh.policy,
+        metadata=fresh.metadata,
         automation_condition=WHEN_NEW,
     )
     def ingested_episodes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
@@ -100,7 +101,8 @@ def episode_assets(
         group_name="episodes",
         kinds={"json"},
         owners=owners,
-        freshness_policy=fresh,
+        freshness_policy=fresh.policy,
+        metadata=fresh.metadata,
         automation_condition=WHEN_NEW,
     )
     def dataset_config(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:

@@ -1,6 +1,8 @@
 """How old a dataset may become before Dagster calls it overdue."""
 
 import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 import dagster as dg
@@ -10,7 +12,7 @@ from knonik_assets.configs.card import DatasetCard
 from knonik_assets.configs.cards import CardFolder
 from knonik_loader.khlp.types import StorageProfile
 
-__all__ = ["freshness_policy", "longest_pause"]
+__all__ = ["Freshness", "freshness", "longest_pause"]
 
 _TICKS = 100
 """Of a schedule, to see its longest pause: a quarter of a year of nights, years of months."""
@@ -18,23 +20,40 @@ _SLACK = 1.25
 """A re-pack is overdue a quarter of the pause after it was due."""
 
 
-def freshness_policy(cards: CardFolder, profile: StorageProfile | None = None) -> dg.FreshnessPolicy | None:
-    """The policy of an asset: the shortest time that any card allows, as Dagster judges an asset, not its partitions.
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What Dagster is told of one asset."""
+
+    policy: dg.FreshnessPolicy | None = None
+    """None: the asset is never overdue."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """For the asset's page: the limit, and whose it is."""
+
+
+def freshness(cards: CardFolder, profile: StorageProfile | None = None) -> Freshness:
+    """The limit of an asset: the shortest time that any card allows, as Dagster judges an asset, not its partitions.
 
     Args:
         cards: of all datasets.
         profile: of a packed asset; only cards that ask for it count, and their schedules do too.
     """
-    hours = [
-        limit
-        for card in cards.cards.values()
+    limits = [
+        (*limit, name)
+        for name, card in cards.cards.items()
         if profile is None or profile in card.pack
-        for limit in [_hours(card, packed=profile is not None)]
+        for limit in [_limit(card, packed=profile is not None)]
         if limit is not None
     ]
-    if not hours:
-        return None
-    return dg.FreshnessPolicy.time_window(fail_window=datetime.timedelta(hours=min(hours)))
+    if not limits:
+        return Freshness()
+    hours, key, name = min(limits)
+    said = f"{hours:g} hours after the newest build of any dataset"
+    whose = (
+        f"the shortest of {len(limits)} cards' limits: {key} of {name!r}" if len(limits) > 1 else f"{key} of {name!r}"
+    )
+    return Freshness(
+        dg.FreshnessPolicy.time_window(fail_window=datetime.timedelta(hours=hours)), {"overdue": f"{said} ({whose})"}
+    )
 
 
 def longest_pause(cron: str) -> float:
@@ -44,7 +63,10 @@ def longest_pause(cron: str) -> float:
     return max((after - before).total_seconds() / 3600 for before, after in pairwise(ticks))
 
 
-def _hours(card: DatasetCard, *, packed: bool) -> float | None:
+def _limit(card: DatasetCard, *, packed: bool) -> tuple[float, str] | None:
+    """Hours, and the key of the card that says so."""
     if card.fresh_hours is not None:
-        return card.fresh_hours
-    return _SLACK * longest_pause(card.schedule) if packed and card.schedule is not None else None
+        return card.fresh_hours, "fresh_hours"
+    if packed and card.schedule is not None:
+        return _SLACK * longest_pause(card.schedule), f"schedule {card.schedule!r}"
+    return None

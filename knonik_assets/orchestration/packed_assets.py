@@ -17,7 +17,7 @@ from knonik_assets.orchestration.context import (
     observation,
     plain_failures,
 )
-from knonik_assets.orchestration.freshness import freshness_policy
+from knonik_assets.orchestration.freshness import freshness
 from knonik_assets.orchestration.inputs import ANNOUNCED, input_key
 from knonik_assets.orchestration.show import card_metadata, compression_table, packed_picture, table
 from knonik_assets.quality.finding import size_text
@@ -59,6 +59,8 @@ def packed_assets(
 def _packed_asset(
     profile: StorageProfile, cards: CardFolder, partitions: dg.PartitionsDefinition[str], owners: list[str]
 ) -> dg.AssetsDefinition:
+    fresh = freshness(cards, profile)
+
     @dg.asset(
         name=asset_name(profile),
         description=_DESCRIPTIONS[profile] + _EVERY_PACK,
@@ -74,7 +76,8 @@ def _packed_asset(
         # different partitions definitions can't run in one job, so every card is a partition of every profile
         output_required=False,
         automation_condition=WHEN_NEW,
-        freshness_policy=freshness_policy(cards, profile),
+        freshness_policy=fresh.policy,
+        metadata=fresh.metadata,
     )
     def packed(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster wants no iterator type here
         with plain_failures():

@@ -8,13 +8,13 @@ the environment that obstore reads (``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from knonik_assets.storage.place import Place
 from knonik_loader.engine.objects import ObjectStorage
@@ -22,6 +22,8 @@ from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import KnonikError, StorageError, TruncatedError
 
 __all__ = ["ConflictError", "ObjectFolder", "ObjectInfo"]
+
+T = TypeVar("T")
 
 _PART = 8 << 20
 """Bytes of one request of a download or upload."""
@@ -90,7 +92,7 @@ class ObjectFolder:
         def collect(store: Any, path: str) -> list[ObjectInfo]:  # noqa: ANN401 - any obstore store
             return [self._info(entry) for chunk in obstore.list(store, path or None) for entry in chunk]
 
-        found = self.storage.ask(self.url(prefix), collect, doing="listed")
+        found = self._ask(self.url(prefix), collect, doing="listed")
         return sorted((info for info in found if info.key), key=lambda info: info.key)
 
     def directly(self, prefix: str = "") -> list[ObjectInfo]:
@@ -100,7 +102,7 @@ class ObjectFolder:
         def collect(store: Any, path: str) -> list[ObjectInfo]:  # noqa: ANN401 - any obstore store
             return [self._info(entry) for entry in obstore.list_with_delimiter(store, path or None)["objects"]]
 
-        found = self.storage.ask(self.url(prefix), collect, doing="listed")
+        found = self._ask(self.url(prefix), collect, doing="listed")
         return sorted((info for info in found if info.key), key=lambda info: info.key)
 
     def folders(self, prefix: str = "") -> list[str]:
@@ -110,7 +112,7 @@ class ObjectFolder:
         def collect(store: Any, path: str) -> list[str]:  # noqa: ANN401 - any obstore store
             return list(obstore.list_with_delimiter(store, path or None)["common_prefixes"])
 
-        found = self.storage.ask(self.url(prefix), collect, doing="listed")
+        found = self._ask(self.url(prefix), collect, doing="listed")
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
     def head(self, key: str) -> ObjectInfo | None:
@@ -220,7 +222,7 @@ class ObjectFolder:
         def put(store: Any, where: str) -> Any:  # noqa: ANN401 - any obstore store
             return obstore.put(store, where, path, chunk_size=part, max_concurrency=_AT_ONCE)
 
-        self.storage.ask(self.url(key), put, doing="written")
+        self._ask(self.url(key), put, doing="written")
         info = self.head(key)
         if info is None or info.size != size:
             raise TruncatedError(
@@ -264,7 +266,7 @@ class ObjectFolder:
                 if if_match is None:
                     raise
 
-        self.storage.ask(self.url(key), put, doing="written")
+        self._ask(self.url(key), put, doing="written")
         info = self.head(key)
         if info is not None and mode != "overwrite":
             # a put whose answer was lost on its way was sent again, and then refused: only the content tells who won
@@ -291,6 +293,23 @@ class ObjectFolder:
                     obstore.delete(store, paths)
 
             self.storage.ask(self.url(names[start]), remove, doing="deleted")
+
+    def _ask(self, url: str, call: Callable[[Any, str], T], doing: str) -> T:
+        """Ask what succeeds in every bucket that is there, whatever is in it: to list, or to write."""
+        from obstore.exceptions import BaseError
+
+        def ask(store: Any, path: str) -> T:  # noqa: ANN401 - any obstore store
+            try:
+                return call(store, path)
+            except (BaseError, FileNotFoundError) as error:
+                if not isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
+                    raise
+                raise StorageError(
+                    f"{self.place}: the bucket {self.place.bucket!r} does not exist; create it, or check the URL, the "
+                    "region and the endpoint."
+                ) from error
+
+        return self.storage.ask(url, ask, doing=doing)
 
     def _info(self, meta: Mapping[str, Any]) -> ObjectInfo:
         path, prefix = str(meta["path"]), self.place.key

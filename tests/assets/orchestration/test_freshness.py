@@ -26,14 +26,23 @@ def hours(workshop):
     }
 
 
+def limits(workshop):
+    """Asset → whose limit its page says counts."""
+    graph = workshop.definitions().get_repository_def().asset_graph
+    metadata = {key.to_user_string(): graph.get(key).metadata for key in graph.get_all_asset_keys()}
+    return {name: found["overdue"] for name, found in metadata.items() if "overdue" in found}
+
+
 def test_without_a_word_nothing_is_overdue(workshop):
     workshop.card()
-    assert hours(workshop) == {}
+    assert hours(workshop) == limits(workshop) == {}
 
 
 def test_a_schedule_says_when_its_packs_are_overdue(workshop):
     workshop.card("schedule: 0 3 * * *\npack: {profiles: [training_fast]}\n")
     assert hours(workshop) == {"khlp_training_fast": 30}
+    said = "30 hours after the newest build of any dataset (schedule '0 3 * * *' of 'stamps')"
+    assert limits(workshop) == {"khlp_training_fast": said}
     workshop.card("schedule: 0 3 * * mon\npack: {profiles: [training_fast, compact_video]}\n")
     assert hours(workshop) == {"khlp_training_fast": 210, "khlp_compact_video": 210}
 
@@ -53,6 +62,13 @@ def test_the_most_impatient_card_counts(workshop):
     workshop.card("fresh_hours: 48\npack: {profiles: [training_fast]}\n", "slow")
     workshop.card("fresh_hours: 2.5\npack: {profiles: [compact_video]}\n", "quick")
     assert hours(workshop) == {**dict.fromkeys([*MADE_FROM_RAW, "khlp_compact_video"], 2.5), "khlp_training_fast": 48}
+    build = "hours after the newest build of any dataset"
+    quick = f"2.5 {build} (the shortest of 2 cards' limits: fresh_hours of 'quick')"
+    assert limits(workshop) == {
+        **dict.fromkeys(MADE_FROM_RAW, quick),
+        "khlp_compact_video": f"2.5 {build} (fresh_hours of 'quick')",
+        "khlp_training_fast": f"48 {build} (fresh_hours of 'slow')",
+    }
 
 
 @pytest.mark.parametrize(

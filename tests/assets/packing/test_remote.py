@@ -243,7 +243,7 @@ def test_damage_is_told_with_the_url(episodes, s3, tmp_path, scratch):
 def test_what_is_no_folder_of_episodes(s3, tmp_path, scratch, episodes):
     with pytest.raises(PackError, match=f"No ingested episode in {s3}/nothing"):
         pack(f"{s3}/nothing", tmp_path / "out", "d")
-    with pytest.raises(StorageError, match=r"s3://no-such-bucket-of-mine.* does not exist"):
+    with pytest.raises(StorageError, match=r"^s3://no-such-bucket-of-mine/x: the bucket .* does not exist; create it"):
         pack(episodes, "s3://no-such-bucket-of-mine/x", "d")
     source = upload_tree(episodes, f"{s3}/episodes")
     for out, says in ((source, "same directory"), (f"{source}/episode_000001/x", "inside the episode")):

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from knonik_assets.storage import ConflictError, ObjectFolder, Place
+from knonik_assets.storage import ConflictError, Lease, ObjectFolder, Place
 from knonik_assets.storage import objects as module
 from knonik_loader.engine import objects as loader_objects
 from knonik_loader.errors import StorageError
@@ -36,14 +36,25 @@ def test_objects_are_listed_with_what_they_are(folder):
     assert [info.key for info in pickle.loads(pickle.dumps(folder)).objects()] == ["b/two words+ü%20#.bin"]
 
 
-def test_what_is_not_there(folder, s3):
+def test_what_is_not_there(folder, s3, tmp_path):
     assert folder.head("x") is None
     assert folder.get("x") is None
     with pytest.raises(StorageError, match=f"{folder.place}/x does not exist"):
         folder.read_bytes("x")
     elsewhere = ObjectFolder(Place.of(f"{s3}-of-nobody/lake", "out"))
-    for ask in (elsewhere.objects, elsewhere.folders, lambda: elsewhere.put_bytes("x", b"1")):
-        with pytest.raises(StorageError, match=r"of-nobody/lake.* does not exist"):
+    bucket = elsewhere.place.bucket
+    (tmp_path / "file").write_bytes(b"1")
+    for ask in (
+        elsewhere.objects,
+        elsewhere.folders,
+        lambda: elsewhere.put_bytes("x", b"1"),
+        lambda: elsewhere.put_bytes("x", b"1", if_none_match=True),
+        lambda: elsewhere.upload(tmp_path / "file", "x"),
+        Lease(elsewhere).__enter__,
+    ):
+        with pytest.raises(
+            StorageError, match=rf"^s3://{bucket}/lake: the bucket '{bucket}' does not exist; create it"
+        ):
             ask()
 
 
