@@ -242,6 +242,7 @@ class _Run:
         if self.settings.dir_type == "npy_separate":
             return  # every staging directory is a source of its own
         gone = departed(self.out, {ref.source_id for ref in self.refs}, numbers)
+        gone = [episode_id for episode_id in gone if not self.output.stranger(episode_id)]
         if prune:
             for episode_id in gone:
                 self.output.remove(episode_id)

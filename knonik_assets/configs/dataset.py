@@ -36,6 +36,19 @@ __all__ = [
 
 CONFIG = "config.json"
 FILL = "<FILL:"
+_READ = (
+    "dataset",
+    "robot_type",
+    "episode_id",
+    "fps",
+    "rgb_streams",
+    "depth_streams",
+    "numeric_streams",
+    "stream_params",
+    "stream_roles",
+    "channel_names",
+)
+"""Keys of an episode's metadata that the config is made from."""
 Semantics = Literal["joint_position", "joint_velocity", "ee_pose", "ee_delta", "mixed"]
 
 
@@ -192,14 +205,11 @@ def build_dataset_config(
     """Describe the episodes of ``out``, but for the excluded ones, with ``answers`` laid over what they say.
 
     Raises:
-        EpisodeError: there are no episodes, or they differ in streams, sizes or channel names.
+        EpisodeError: there are no episodes, one is none, or they differ in streams, sizes or channel names.
         ConfigError: an answer names something that a dataset config doesn't have, or has the wrong type.
     """
-    described = [
-        (path.parent.name, _described(path), load_document(path))
-        for path in sorted(out.glob("episode_*/metadata.json"))
-        if path.parent.name not in exclude
-    ]
+    found = [path for path in sorted(out.glob("episode_*/metadata.json")) if path.parent.name not in exclude]
+    described = [(path.parent.name, _described(document), document) for path in found for document in [_read(path)]]
     if not described:
         raise EpisodeError(f"{out} holds no ingested episodes to describe.")
     first_name, first, metadata = described[0]
@@ -241,9 +251,19 @@ def write_dataset_config(out: Path, config: DatasetConfig) -> Path:
     return write_json(out / CONFIG, config.model_dump(mode="json"))
 
 
-def _described(path: Path) -> dict[str, Any]:
-    """The streams of one episode in the form of `StreamsConfig`."""
+def _read(path: Path) -> Mapping[str, Any]:
     metadata = load_document(path)
+    missing = [key for key in _READ if not isinstance(metadata, Mapping) or key not in metadata]
+    if missing:
+        raise EpisodeError(
+            f"{path} is no ingested episode's, or damaged: it lacks {missing[0]!r}; move {path.parent.name} away if "
+            "another tool put it there, else ingest it again."
+        )
+    return metadata
+
+
+def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The streams of one episode in the form of `StreamsConfig`."""
     params, names = metadata["stream_params"], metadata["channel_names"]
     return {
         "rgb": {

@@ -14,9 +14,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from knonik_assets.episodes.storing import storage_errors
 from knonik_loader.errors import ConfigError, EpisodeError
 
-__all__ = ["METADATA", "EpisodeMetadata", "FileEntry", "check_extra", "read_metadata", "write_metadata"]
+__all__ = ["METADATA", "EpisodeMetadata", "FileEntry", "check_extra", "is_ours", "read_metadata", "write_metadata"]
 
 METADATA = "metadata.json"
+_OURS = {"source_fingerprint", "config_fingerprint"}
+"""Keys of every episode's metadata that other tools hardly have."""
 
 
 class FileEntry(BaseModel):
@@ -125,6 +127,21 @@ def read_metadata(folder: Path) -> EpisodeMetadata:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise EpisodeError(f"{path} is damaged: {place or 'the file'}: {first['msg']}; ingest it again") from error
+
+
+def is_ours(folder: Path) -> bool | None:
+    """Whether a ``metadata.json`` says what an ingest does, whole or not; None where it is missing or no JSON.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    path = folder / METADATA
+    with storage_errors("read", path):
+        try:
+            found = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+            return None
+    return isinstance(found, dict) and bool(found.keys() & _OURS)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a source found

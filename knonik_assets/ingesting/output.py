@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, read_metadata
+from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, is_ours, read_metadata
 from knonik_assets.episodes.remote import describes, download_all, is_written, remove_remote, retelling
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.episodes.view import RemoteView
@@ -57,7 +57,7 @@ class Output(AbstractContextManager["Output"], ABC):
     def stranger(self, episode_id: str) -> bool:
         """Whether something stands where an episode belongs that was not put there by an ingest.
 
-        A damaged episode still is one: it holds its metadata or its clock.
+        A damaged episode still is one, see `_foreign`.
         """
 
     def sent(self, name: str) -> None:
@@ -73,6 +73,21 @@ class Output(AbstractContextManager["Output"], ABC):
     def told(self) -> Iterator[None]:
         """Errors inside of the block name the output as people do."""
         yield
+
+
+def _foreign(folder: Path, list_names: Callable[[], Collection[str]]) -> bool:
+    """Whether files are no ingested episode's: such a one has metadata of ours, or lost it and holds nothing else.
+
+    Args:
+        folder: where the metadata is, if there is any.
+        list_names: lists all files of what may be an episode.
+    """
+    ours = is_ours(folder)
+    if ours is not None:
+        return not ours
+    names = list_names()
+    damaged = not names or METADATA in names or any(name.startswith(f"{_CLOCK}/") for name in names)
+    return not damaged or not all(is_written(name) for name in names)
 
 
 def open_output(place: Place) -> Output:
@@ -122,8 +137,14 @@ class LocalOutput(Output):
     def stranger(self, episode_id: str) -> bool:
         """See `Output.stranger`."""
         path = self.path / episode_id
-        ours = path.is_dir() and ((path / METADATA).exists() or (path / _CLOCK).exists() or not any(path.iterdir()))
-        return not ours and (path.exists() or path.is_symlink())
+        if not path.is_dir():
+            return path.exists() or path.is_symlink()
+
+        def names() -> list[str]:
+            with storage_errors("read", path):
+                return [each.relative_to(path).as_posix() for each in path.rglob("*") if not each.is_dir()]
+
+        return _foreign(path, names)
 
 
 class RemoteOutput(Output):
@@ -188,7 +209,10 @@ class RemoteOutput(Output):
 
     def stranger(self, episode_id: str) -> bool:
         """See `Output.stranger`."""
-        return episode_id in self._view.listed.halves
+        listed = self._view.listed
+        if episode_id in listed.halves:
+            return True
+        return _foreign(self.path / episode_id, lambda: listed.episodes.get(episode_id, {}).keys())
 
     def sent(self, name: str) -> None:
         """See `Output.sent`."""

@@ -107,7 +107,9 @@ def departed(out: Path, source_ids: Collection[str], numbers: Mapping[str, int])
                 continue
             source_id = metadata.source_id
         except EpisodeError:
-            source_id = names.get(path.name, "")
+            if path.name not in names:
+                continue  # nothing says that it ever was one
+            source_id = names[path.name]
         if source_id not in source_ids:
             found.append(path.name)
     return found

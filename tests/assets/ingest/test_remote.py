@@ -134,6 +134,29 @@ def test_scratch_too_small_for_a_single_byte(raw, s3, monkeypatch):
     assert bucket_tree(f"{s3}/episodes") == {}
 
 
+@pytest.mark.parametrize("beside", [None, "rgb_cam_0.mkv", "notes.txt"])
+def test_another_tools_folder_of_that_name_is_left_alone(raw, s3, beside):
+    url, out = upload_tree(raw, f"{s3}/stamped"), f"{s3}/episodes"
+    for name in ("episode_000001", "calibration", "episode_000007"):
+        folder_at(out).put_bytes(f"{name}/metadata.json", b'{"name": "calibration", "version": 3}')
+        if beside is not None:
+            folder_at(out).put_bytes(f"{name}/{beside}", b"theirs")
+    before = visible(out)
+    for prune in (False, True):
+        with pytest.raises(StorageError, match=f"{out}/episode_000001 stands where .* is no ingested episode: move"):
+            run(CONFIG, url, out, engine="inline", prune=prune)
+        assert visible(out) == before
+    folder_at(out).delete(key for key in before if key.startswith("episode_000001/"))
+    report = run(CONFIG, url, out, engine="inline", prune=True)
+    assert (statuses(report), report.pruned) == (["written"] * 3, [])
+    kept = {key: data for key, data in before.items() if not key.startswith("episode_000001/")}
+    assert {key: data for key, data in visible(out).items() if key in kept} == kept
+    folder_at(out).put_bytes("episode_000001/metadata.json", b"3")
+    folder_at(url).delete(["episode_1.hdf5"])
+    assert run(CONFIG, url, out, engine="inline", prune=True).pruned == []
+    assert visible(out)["episode_000001/metadata.json"] == b"3"
+
+
 @pytest.mark.parametrize("file", ["cam/frame_000000.npy", ".zgroup", "rgb_top.webm"])
 def test_what_others_put_into_the_output_stays(raw, s3, file):
     url, out = upload_tree(raw, f"{s3}/stamped"), f"{s3}/episodes"

@@ -223,6 +223,49 @@ def test_what_somebody_else_put_there_is_left_alone(raw, tmp_path, kind):
     assert mine.is_symlink() or "mine" in ((mine / "notes.txt") if kind == "folder" else mine).read_text()
 
 
+FOREIGN = {"name": "calibration", "version": 3}
+
+
+@pytest.mark.parametrize("beside", [None, "frame_time/0", "rgb_cam_0.mkv", "notes.txt"])
+@pytest.mark.parametrize("text", [json.dumps(FOREIGN), json.dumps([FOREIGN]), "3"])
+def test_another_tools_folder_of_that_name_is_left_alone(raw, tmp_path, beside, text):
+    out = tmp_path / "out"
+    for name in ("episode_000001", "calibration", "episode_000007"):
+        folder = out / name
+        folder.mkdir(parents=True)
+        (folder / "metadata.json").write_text(text)
+        if beside is not None:
+            (folder / beside).parent.mkdir(exist_ok=True)
+            (folder / beside).write_text("theirs")
+    before = tree(out)
+    for prune in (False, True):
+        with pytest.raises(StorageError, match=r"out/episode_000001 stands where episode_1 belongs.*: move it away"):
+            ingest(raw, out, prune=prune)
+        assert tree(out) == before
+    shutil.move(out / "episode_000001", tmp_path / "elsewhere")
+    report = ingest(raw, out, prune=True)
+    assert (names(report.written), report.pruned) == ([f"episode_{number:06d}" for number in range(3)], [])
+    assert any("episode_000007/metadata.json is no ingested episode's" in warning for warning in report.warnings)
+    kept = {name: data for name, data in before.items() if not name.startswith("episode_000001")}
+    assert {name: data for name, data in tree(out).items() if name in kept} == kept
+    # nor is one taken away that came to stand where an episode was
+    shutil.rmtree(out / "episode_000001")
+    shutil.move(tmp_path / "elsewhere", out / "episode_000001")
+    (raw / "episode_1.hdf5").unlink()
+    assert ingest(raw, out, prune=True).pruned == []
+    assert {name: data for name, data in tree(out).items() if name in before} == before
+
+
+@pytest.mark.parametrize("text", ["", '{"dataset": "d", "robot', '{"source_fingerprint": "x"}'])
+def test_an_episode_of_damaged_metadata_is_written_again(raw, tmp_path, text):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    before = tree(out)
+    (out / "episode_000001" / "metadata.json").write_text(text)
+    assert names(ingest(raw, out).written) == ["episode_000001"]
+    assert tree(out) == before
+
+
 @pytest.mark.parametrize("lost", ["metadata.json", "frame_time"])
 def test_a_damaged_episode_is_written_again(raw, tmp_path, lost):
     out = tmp_path / "out"
