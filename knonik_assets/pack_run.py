@@ -25,7 +25,7 @@ from knonik_assets.packing.stored import stored_id
 from knonik_assets.packing.survey import Survey, survey
 from knonik_assets.packing.transcode import FileResult, FileTask, TaskShard, write_file
 from knonik_assets.packing.work import each, each_in_threads, write_files
-from knonik_assets.storage import Lease, Place, Scratch, files
+from knonik_assets.storage import Lease, ObjectInfo, Place, Scratch, files
 from knonik_loader.errors import EpisodeError, PackError, StorageError
 from knonik_loader.khlp.manifest import Manifest
 
@@ -79,6 +79,8 @@ class PackRun:
         self.copies = plan.copied_bytes is not None and self.scratch is None and local
         """This process writes the files itself, of pictures on its disks that pass."""
         self.current: existing.Standing | None = None
+        self.unfinished: ObjectInfo | None = None
+        """The manifest of the generation that is written, left by a run that was killed before it was current."""
         self.warnings: list[str] = list(plan.warnings)
 
     def unchanged(self) -> Manifest | None:
@@ -123,6 +125,7 @@ class PackRun:
                 folder.path.mkdir(parents=True, exist_ok=True)
         existing.sweep([self.out, folder])
         self._clear(folder, generation)
+        self.unfinished = files.stat(self.out / existing.manifest_name(generation))
         with self._counts() as counts:
             try:
                 return self._write_generation(generation, found, pictures, began, holding, counts)
@@ -186,7 +189,8 @@ class PackRun:
         self._report(manifest, results, seconds, where)
         if self.scratch is None:
             clear_counts(self.out.path)
-        publish(self.out, manifest, index, self.current.info if self.current is not None else None)
+        before = self.current.info if self.current is not None else None
+        publish(self.out, manifest, index, before, self.unfinished)
         return manifest
 
     def _compare(self, engine: Engine, staging: Staging) -> list[dict[str, float]]:

@@ -76,7 +76,9 @@ def describe(
     return manifest, index
 
 
-def publish(out: Place, manifest: Manifest, index: bytes, before: ObjectInfo | None) -> None:
+def publish(
+    out: Place, manifest: Manifest, index: bytes, before: ObjectInfo | None, unfinished: ObjectInfo | None
+) -> None:
     """Make a described dataset the current one.
 
     Args:
@@ -84,6 +86,8 @@ def publish(out: Place, manifest: Manifest, index: bytes, before: ObjectInfo | N
         manifest: what `describe` gave.
         index: that, too.
         before: the manifest that was current when the run began; None: there was none.
+        unfinished: the generation's own manifest, which a run left that was killed before it was current; None: there
+            was none when the run began.
 
     Raises:
         StorageError: the disk or store stands in the way; the dataset that was current before still is.
@@ -98,7 +102,9 @@ def publish(out: Place, manifest: Manifest, index: bytes, before: ObjectInfo | N
         return
     folder = ObjectFolder(out)
     try:
-        folder.put_bytes(manifest_name(manifest.generation), text, if_none_match=True)
+        folder.put_bytes(
+            manifest_name(manifest.generation), text, if_none_match=unfinished is None, if_match=unfinished
+        )
         folder.put_bytes(MANIFEST_NAME, text, if_none_match=before is None, if_match=before)
     except ConflictError as error:
         raise PackError(

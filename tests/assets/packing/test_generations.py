@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from knonik_assets import pack_run
+from knonik_assets.collecting import collect_generations
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.pack import pack
 from knonik_assets.packing.existing import read_manifest
@@ -269,6 +270,25 @@ def test_killed_just_before_the_manifest_it_finishes_the_same_generation(episode
     (tmp_path / "hlp_manifest.json").unlink()
     pack(episodes, tmp_path, "d", 6, **options)
     assert tree(tmp_path) == done
+
+
+def test_killed_just_before_the_manifest_another_plan_leaves_a_whole_generation_behind(episodes, tmp_path):
+    """Nobody can tell it from one that somebody went back from, so it is kept and collected like any other."""
+    options = {"storage_profile": "training_fast", "engine": "inline", "overwrite": True}
+    pack(episodes, tmp_path, "d", 9, **options)
+    first = (tmp_path / "hlp_manifest.json").read_bytes()
+    pack(episodes, tmp_path, "d", 6, **options)
+    (tmp_path / "hlp_manifest.json").write_bytes(first)
+    left = {name: data for name, data in tree(tmp_path).items() if name.startswith(("gen_0002", "hlp_manifest.2"))}
+    assert read_manifest(pack(episodes, tmp_path, "d", 7, **options)[0]).generation == 3
+    assert {name: data for name, data in tree(tmp_path).items() if name in left} == left
+    read_all(tmp_path / "hlp_manifest.2.json")
+    assert collect_generations(tmp_path, 14) == []
+    assert [each.generation for each in collect_generations(tmp_path, 0)] == [1, 2]
+    assert sorted(path.name for path in tmp_path.glob("*")) == sorted(
+        [".knonik", "gen_0003", "hlp_manifest.3.json", "hlp_manifest.json", "pack_report.json"]
+    ), "nothing is left of it"
+    read_all(tmp_path / "hlp_manifest.json")
 
 
 def test_the_current_manifest_is_what_is_written_last(episodes, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from knonik_assets.packing.staging import Desk
 from knonik_assets.storage import LEASE, Lease
 from knonik_loader import ShardedDataLoader
 from knonik_loader.errors import ConfigError, EpisodeError, PackError, StorageError
+from knonik_loader.khlp.manifest import content_digest
 from tests.assets.packing.support import write_episode, write_episodes
 from tests.support.buckets import bucket_tree, folder_at, upload_tree
 from tests.support.proxy import FaultyProxy
@@ -192,6 +193,37 @@ def test_of_two_manifests_the_first_stands(episodes, s3, scratch, monkeypatch, g
     with pytest.raises(PackError, match="another run packed this dataset at the same time and was first"):
         pack(episodes, out, **options, seed=3, overwrite=True)
     assert folder_at(out).read_bytes("hlp_manifest.json") == b'{"of": "another packer"}'
+
+
+def test_a_manifest_of_a_run_that_was_killed_just_before_the_end_is_in_nobodys_way(episodes, s3, scratch):
+    """Also where this run says something else of the same plan, such as another PSNR by another decoder."""
+    out = f"{s3}/packed"
+    options = {**OPTIONS, "engine": "inline", "storage_profile": "training_fast", "overwrite": True}
+    pack(episodes, out, **options)
+    first = folder_at(out).read_bytes("hlp_manifest.json")
+    pack(episodes, out, **options, seed=3)
+    done = stored(out)
+    folder_at(out).put_bytes("hlp_manifest.json", first)
+    left = json.loads(done["hlp_manifest.2.json"])
+    left["stats"] = {}
+    folder_at(out).put_bytes("hlp_manifest.2.json", json.dumps(left | {"sha256": content_digest(left)}).encode())
+    pack(episodes, out, **options, seed=3)
+    assert stored(out) == done
+
+
+def test_a_generation_that_another_run_finished_meanwhile_stands(episodes, s3, scratch, monkeypatch):
+    out = f"{s3}/packed"
+    real = pack_run.publish
+
+    def overtaken(*arguments):
+        folder_at(out).put_bytes("hlp_manifest.1.json", b'{"of": "another packer"}')
+        real(*arguments)
+
+    monkeypatch.setattr(pack_run, "publish", overtaken)
+    with pytest.raises(PackError, match="another run packed this dataset at the same time and was first"):
+        pack(episodes, out, engine="inline", **OPTIONS)
+    assert folder_at(out).read_bytes("hlp_manifest.1.json") == b'{"of": "another packer"}'
+    assert folder_at(out).head("hlp_manifest.json") is None
 
 
 def test_a_file_that_another_run_wrote_over_is_not_published(episodes, s3, scratch, monkeypatch):
