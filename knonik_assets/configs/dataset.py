@@ -253,7 +253,9 @@ def write_dataset_config(out: Path, config: DatasetConfig) -> Path:
 
 def _read(path: Path) -> Mapping[str, Any]:
     metadata = load_document(path)
-    missing = [key for key in _READ if not isinstance(metadata, Mapping) or key not in metadata]
+    if not isinstance(metadata, Mapping):
+        metadata = {}
+    missing = [key for key in _READ if key not in metadata]
     if missing:
         raise EpisodeError(
             f"{path} is no ingested episode's, or damaged: it lacks {missing[0]!r}; move {path.parent.name} away if "
