@@ -252,9 +252,8 @@ def write_dataset_config(out: Path, config: DatasetConfig) -> Path:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    metadata = load_document(path)
-    if not isinstance(metadata, Mapping):
-        metadata = {}
+    found = load_document(path)
+    metadata: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     missing = [key for key in _READ if key not in metadata]
     if missing:
         raise EpisodeError(
