@@ -16,7 +16,9 @@ SHARED = {"decode_mode": "random_access", "chunk_len": 4, "batch_size": 5, "rank
 def pair(tmp_path_factory):
     """Two datasets that differ in profile, rate and length; episodes of the second are stamped from 20 on."""
     one = write_packed(tmp_path_factory.mktemp("one"), (61, 40, 9), "training_compressed", language=["lift", "", "put"])
-    two = write_packed(tmp_path_factory.mktemp("two"), (23, 12), "compact_video", fps=10.0, tag=20)
+    two = write_packed(
+        tmp_path_factory.mktemp("two"), (23, 12), "compact_video", fps=10.0, tag=20, language=["shut", ""]
+    )
     return {"one": one, "two": two}
 
 
@@ -65,7 +67,8 @@ def test_every_frame_is_of_the_dataset_that_the_batch_names(pair):
                 anchors = part["_frame_indices"][:, None]
                 check_frames(pair[name], part, {key: anchors + np.arange(4) for key in batch["_stream_names"]})
                 total[name] += len(anchors)
-                told = [["lift", "", "put"][int(e[-1])] if name == "one" else "" for e in part["_episode_ids"]]
+                texts = {"one": ["lift", "", "put"], "two": ["shut", ""]}[name]
+                told = [texts[int(e[-1])] for e in part["_episode_ids"]]
                 assert part["_language"] == told
             counts = [batch["_sample_dataset_names"].count(name) for name in pair]
             assert counts in ([3, 2], [4, 1])

@@ -9,6 +9,8 @@ import sys
 import av
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from knonik.ingest import run
@@ -113,6 +115,27 @@ def test_the_same_bytes_whatever_the_order_of_sets(tmp_path):
     assert outputs[0] == outputs[1]
     texts = {json.loads(data)["source_id"] for name, data in outputs[0].items() if name.endswith("/metadata.json")}
     assert texts == {"0", "1", "2"}
+
+
+def test_equal_numbers_of_tasks_in_two_datasets_keep_their_own_texts(tmp_path):
+    """After a merge every frame had the first dataset's task of its number. Rows of the table are in no order, too."""
+    for name, texts in (("one", ["pick", "place", "lift"]), ("two", ["open", "shut", "turn"])):
+        dataset = V3(tmp_path / name, [3, 4, 5], {"left": [3]})
+        dataset.tasks = texts
+
+        def rows(episode, dataset=dataset):
+            return dataset.rows(episode) | {"task_index": pa.array([episode] * dataset.lengths[episode], pa.int64())}
+
+        root = dataset.write(rows)
+        order = [2, 0, 1]
+        table = pa.table({"task_index": order, "__index_level_0__": [texts[index] for index in order]})
+        pq.write_table(table, root / "meta" / "tasks.parquet")
+        run({"dir_type": "lerobot_v3"}, root, tmp_path / "out" / name, engine="inline")
+        told = [
+            EpisodeReader(tmp_path / "out" / name / f"episode_{number:06d}").language().instruction
+            for number in range(3)
+        ]
+        assert told == texts
 
 
 def test_each_dataset_records_the_order_of_its_channels(tmp_path):
