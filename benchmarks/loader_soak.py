@@ -1,6 +1,6 @@
 """Nothing grows: memory, descriptors, threads and processes over many batches, and over many lives of a loader.
 
-``KNONIK_SOAK_BATCHES`` (20,000) and ``KNONIK_SOAK_CYCLES`` (200) say how many. Frames of 96x96, batches of 8.
+``KNONIK_SOAK_BATCHES`` (20,000) and ``KNONIK_SOAK_CYCLES`` (1,600) say how many. Frames of 96x96, batches of 8.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def soak(manifest: Path, batches: int, **keys: object) -> tuple[float, str]:
 def lives(manifest: Path, cycles: int) -> tuple[float, str]:
     """Make, iterate, break, shut down or drop; every fifth with worker processes.
 
-    Resident memory of the last quarter of all lives over that of the second, each the mean of some looks.
+    Resident memory of the last quarter of all lives over that of the second, each the mean of 40 looks.
     """
     from knonik_loader import ShardedDataLoader
 
@@ -102,7 +102,7 @@ def lives(manifest: Path, cycles: int) -> tuple[float, str]:
     looks = []
     for number in range(cycles):
         one(number)
-        if (number + 1) % max(1, cycles // 40) == 0:
+        if (number + 1) % max(1, cycles // 160) == 0:
             settle()
             looks.append(Held.now())
     # The allocator's arenas, one or more a core, fill up once; later, what it keeps of a life goes up and down by
@@ -129,7 +129,7 @@ def run() -> list[Ratio]:
     from tests.support.packed import PROFILES, write_packed
 
     batches = int(os.environ.get("KNONIK_SOAK_BATCHES", "20000"))
-    cycles = int(os.environ.get("KNONIK_SOAK_CYCLES", "200"))
+    cycles = int(os.environ.get("KNONIK_SOAK_CYCLES", "1600"))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for profile in PROFILES:
