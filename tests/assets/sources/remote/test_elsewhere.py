@@ -1,6 +1,9 @@
 """A worker on another machine has no mirror of the driver's: it makes its own, and says when that is another dataset."""
 
 import pickle
+import re
+from datetime import timedelta
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -10,9 +13,11 @@ from knonik_assets.sources.registry import open_source
 from knonik_assets.sources.remote.listing import list_raw
 from knonik_assets.sources.remote.source import forget_mirrors
 from knonik_assets.storage import Place
-from knonik_loader.errors import EpisodeError, SourceError
+from knonik_loader.engine import objects
+from knonik_loader.errors import EpisodeError, KnonikError, SourceError
 from tests.assets.sources.remote.test_same_as_local import CASES
 from tests.support.buckets import folder_at, upload_tree
+from tests.support.proxy import FaultyProxy
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +75,29 @@ def test_what_episodes_share_must_be_as_it_was_listed(tmp_path, s3):
     with pytest.raises(EpisodeError, match="changed while it was ingested"):
         worker.open(refs[0])
     worker.close()
+
+
+@pytest.mark.parametrize("fault", ["403", "503", "deleted"])
+def test_a_chunk_that_the_store_does_not_give_is_no_hole(tmp_path, s3, s3_server, monkeypatch, fault):
+    """Zarr fills up what is missing: an error of the store, or an object that went away, must not become zeros."""
+    contract = CASES["zarr v2"]()
+    root = contract.make_data(tmp_path / "raw")
+    url = upload_tree(root, f"{s3}/lake/{root.name}")
+    config = contract.make_source(root).config
+    monkeypatch.setattr("knonik_loader.engine.objects._BACKOFF_S", 0.01)
+    quick = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=20), "base": 2}
+    monkeypatch.setattr(objects, "_RETRY", objects._RETRY | {"backoff": quick, "retry_timeout": timedelta(seconds=1)})
+    driver = open_source(config, url)
+    ref = next(iter(driver.episodes()))
+    chunk = next(one.key for one in ref.locator.own if one.key.rsplit("/", 1)[-1][0].isdigit())
+    if fault == "deleted":
+        folder_at(url).delete([chunk])
+    refused = None if fault == "deleted" else fault
+    with FaultyProxy(s3_server, lambda request: refused if chunk in unquote(request.path) else None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with pytest.raises(KnonikError, match=re.escape(chunk)):
+            driver.open(ref)
+    driver.close()
 
 
 @pytest.mark.parametrize(
