@@ -137,9 +137,13 @@ class PackRun:
     def _generation(self, holding: Holding) -> int:
         """The number to write under: never one whose files a run that may still be alive could write over."""
         generation = existing.next_generation(self.out, self.current, self.plan)
-        if isinstance(holding, Lease) and holding.outlasted:
+        if not isinstance(holding, Lease):
+            return generation
+        generation = existing.behind(generation, holding.abandoned, self.plan)
+        if holding.outlasted:  # of a run that didn't declare what it writes, only what has arrived is known
             while existing.leftovers(existing.folder_of(self.out, generation), self.plan):
                 generation += 1
+        holding.declare(plan=self.plan.fingerprint, generation=generation)
         return generation
 
     @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase as fnmatch
+from typing import Any
 
 from knonik_assets.packing.plan import PackPlan
 from knonik_assets.packing.stored import stored_id
@@ -20,6 +21,7 @@ from knonik_loader.khlp.writer import PARTIAL_SUFFIX
 __all__ = [
     "REPORT",
     "Standing",
+    "behind",
     "changes",
     "folder_of",
     "kept_generations",
@@ -121,6 +123,21 @@ def next_generation(out: Place, current: Standing | None, plan: PackPlan) -> int
     except FormatError:
         return newest + 1
     return newest if unfinished else newest + 1
+
+
+def behind(generation: int, abandoned: Iterable[Mapping[str, Any]], plan: PackPlan) -> int:
+    """A generation's number, or a higher one that no abandoned run writes: its last upload may arrive after this pack.
+
+    Args:
+        generation: the lowest that it may be.
+        abandoned: what runs declared in `Lease.declare`; those of this plan write the same bytes and may share it.
+        plan: what is going to be written.
+    """
+    for work in abandoned:
+        number = work.get("generation")
+        if isinstance(number, int) and work.get("plan") != plan.fingerprint:
+            generation = max(generation, number + 1)
+    return generation
 
 
 def changes(current: Standing, out: Place, plan: PackPlan) -> str:

@@ -6,6 +6,9 @@ A local lock dies with its process; an object does not, so a lease names its hol
 * where it ran out and is not renewed while the next run watches it: clocks of machines need not agree for that.
 
 Every change is a conditional put, so that of two runs one gets it.
+
+A holder whose lease ran out may be a paused machine's, with an upload on its way that no lease stops. So a holder says
+in its lease what it is going to write, and every later lease of the folder goes on saying it.
 """
 
 from __future__ import annotations
@@ -60,8 +63,11 @@ class Lease:
         }
         self.outlasted = False
         """Whether it was taken from a run that ran out of time, which may still be alive."""
+        self.abandoned: list[dict[str, Any]] = []
+        """What holders declared that ran out of time, of this lease and of those before it: it may yet arrive."""
         self._info: ObjectInfo | None = None
         self._lost: StorageError | None = None
+        self._writing = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,6 +79,7 @@ class Lease:
             said = _said(found[0])
             if not _free(said):
                 self._outlast(said, found[1])
+            self._inherit(said)
             self._take(found[1])
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
@@ -96,6 +103,30 @@ class Lease:
         """
         if self._lost is not None:
             raise self._lost
+
+    def declare(self, **work: Any) -> None:  # noqa: ANN401 - any JSON values
+        """Before anything is uploaded: say what is going to be written, for those who may outlast this holder.
+
+        Raises:
+            StorageError: another run took the lease over, or the store refuses.
+        """
+        self.check()
+        self._said["work"] = work
+        try:
+            self._again(released=False)
+        except ConflictError:
+            raise _taken(self._folder) from None
+
+    def _inherit(self, said: dict[str, Any]) -> None:
+        """Keep in mind what may still arrive from those who held the lease before."""
+        works = said.get("abandoned")
+        works = [*works] if isinstance(works, list) else []
+        if self.outlasted:
+            works.append(said.get("work"))
+        for work in works:
+            if isinstance(work, dict) and work not in self.abandoned:
+                self.abandoned.append(work)
+        self._said["abandoned"] = self.abandoned
 
     def _take(self, before: ObjectInfo | None) -> None:
         try:
@@ -122,13 +153,14 @@ class Lease:
 
     def _again(self, *, released: bool) -> None:
         """Write the lease over what this holder wrote last, also where it never heard that it did."""
-        try:
-            self._put(self._info, released=released)
-        except ConflictError:
-            found = self._folder.get(LEASE)
-            if found is None or _said(found[0]).get("id") != self.id:
-                raise
-            self._put(found[1], released=released)
+        with self._writing:  # renewals come from a thread of their own
+            try:
+                self._put(self._info, released=released)
+            except ConflictError:
+                found = self._folder.get(LEASE)
+                if found is None or _said(found[0]).get("id") != self.id:
+                    raise
+                self._put(found[1], released=released)
 
     def _renew(self) -> None:
         last = time.monotonic()

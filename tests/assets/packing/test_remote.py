@@ -451,6 +451,51 @@ def test_files_of_a_run_that_may_still_be_alive_are_left_alone(episodes, s3, scr
     assert {name: data for name, data in stored(out).items() if name in before} == before
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_an_upload_that_outlived_its_lease_hurts_no_later_pack(episodes, s3, s3_server, scratch, monkeypatch, same):
+    """Neither the one that took the lease over, which fails here, nor the next, which knows of it by the lease alone."""
+    source, out = upload_tree(episodes, f"{s3}/episodes"), f"{s3}/packed"
+    options = {"shard_size": 7, "window_size": 1, "storage_profile": "training_fast", "engine": "inline"}
+    stalled = threading.Event()
+
+    def fault(request):
+        if request.method == "PUT" and request.path.endswith("hlp_000000.khlp"):
+            stalled.set()
+        return "stall" if request.method == "PUT" and stalled.is_set() else None
+
+    with FaultyProxy(s3_server, fault) as proxy:
+        call = [sys.executable, "-c", KILLED, source, out, "inline"]
+        environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
+        with subprocess.Popen(call, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            assert stalled.wait(120)
+            held = json.loads(folder_at(out).read_bytes(LEASE))
+            far = {**held, "host": "far", "process": {"machine": "far"}, "seconds": 0.1}
+            info = folder_at(out).put_bytes(LEASE, json.dumps(far).encode())
+            assert not [key for key in stored(out) if key.endswith(".khlp")]
+            while time.time() < info.modified + 1.2:
+                time.sleep(0.05)
+
+            def refused(*arguments):
+                raise StorageError("the store refuses")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(pack_run, "publish", refused)
+                with pytest.raises(StorageError, match="the store refuses"):
+                    pack(source, out, "d", seed=6, **options)
+            paths = pack(source, out, "d", seed=5 if same else 7, overwrite=True, **options)
+            assert paths[2].removeprefix(out) == ("/hlp_000000.khlp" if same else "/gen_0002/hlp_000000.khlp")
+            packed = {path.removeprefix(f"{out}/"): folder_at(out).read_bytes(path[len(out) + 1 :]) for path in paths}
+            assert same or folder_at(out).head("hlp_000000.khlp") is None
+            proxy.release()
+            said = process.communicate(timeout=60)[1]
+    assert folder_at(out).head("hlp_000000.khlp") is not None, "it did arrive"
+    if not same:  # else all that it wanted to write is there
+        assert process.returncode == 1
+        assert "was taken over by another run" in said
+    assert {key: folder_at(out).read_bytes(key) for key in packed} == packed
+    assert inspect_path(out, verify=True)["damage"] == []
+
+
 # -- looking at it -------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,29 @@ def test_a_lease_that_ran_out_is_taken_over(folder):
         assert json.loads(folder.read_bytes(LEASE))["id"] == lease.id
 
 
+def test_what_an_outlasted_holder_declared_is_never_forgotten(folder):
+    with Lease(folder) as lease:
+        assert lease.abandoned == []
+        lease.declare(generation=1)
+        assert json.loads(folder.read_bytes(LEASE))["work"] == {"generation": 1}
+    with Lease(folder) as lease:
+        assert lease.abandoned == [], "it was given back"
+    before = foreign(folder, seconds=0.1, work={"generation": 2}, abandoned=[{"generation": 1}, "no work", None])
+    while time.time() < before.modified + 1.2:
+        time.sleep(0.05)
+    for _ in range(2):
+        with Lease(folder) as lease:
+            assert lease.abandoned == [{"generation": 1}, {"generation": 2}]
+
+
+def test_who_lost_the_lease_declares_nothing(folder):
+    with Lease(folder) as lease:
+        taken = foreign(folder)
+        with pytest.raises(StorageError, match="taken over by another run"):
+            lease.declare(generation=1)
+    assert folder.head(LEASE).etag == taken.etag
+
+
 def test_who_lost_the_lease_stops(folder):
     with Lease(folder, seconds=0.3) as lease:
         taken = foreign(folder)
