@@ -12,6 +12,7 @@ from knonik_assets.packing.existing import read_manifest
 from knonik_assets.packing.stored import open_packed
 from knonik_assets.sources.base import Language
 from knonik_loader.khlp.index import DatasetIndex
+from tests.support.buckets import bucket_tree
 from tests.support.stamps import episode_arrays
 
 PROFILES = ("compact_video", "training_fast", "training_compressed")
@@ -89,6 +90,19 @@ def write_episodes(out: Path, lengths: tuple[int, ...] = LENGTHS, **options: obj
     for episode, frames in enumerate(lengths):
         write_episode(out, episode, frames, **options)
     return out
+
+
+def four_episodes(out: Path) -> Path:
+    """Of jittering clocks, 76 frames in all, the last one with an instruction."""
+    write_episodes(out, jitter=True)
+    write_episode(out, 3, 12, instruction="pick up the cube")
+    return out
+
+
+def stored(url: str) -> dict[str, bytes]:
+    """Key → content of what a pack wrote, as `tests.support.road.tree` has it of a local one."""
+    there = bucket_tree(url)
+    return {key: data for key, data in there.items() if not key.startswith(".knonik/") and "report" not in key}
 
 
 def read_all(manifest_path: Path) -> dict[str, dict[str, np.ndarray]]:
