@@ -210,7 +210,8 @@ class HlpWriter:
     def _drain(self) -> None:
         """Hand what was appended to the sink; the records that it came from may change afterwards."""
         parts, self._parts, self._gathered = self._parts, [], 0
-        if isinstance(self._sink, io.FileIO) and hasattr(os, "writev"):
+        # Not one that was derived from it: it may look at what is written.
+        if type(self._sink) is io.FileIO and hasattr(os, "writev"):
             _write_all(self._sink.fileno(), parts)
             return
         rest = memoryview(b"".join(parts))
@@ -218,9 +219,7 @@ class HlpWriter:
             # an unbuffered sink, such as a pipe, may take a part only
             written = self._sink.write(rest)
             if not written:
-                raise StorageError(
-                    "the sink of a KHLP file takes nothing more; it must be one that blocks until it does"
-                )
+                raise _takes_nothing()
             rest = rest[written:]
 
     def _pad(self, to: int) -> None:
@@ -262,6 +261,8 @@ class HlpWriter:
                 raise PackError(f"{label}: {len(rows)} records of {stream.key!r} for {len(times)} frames")
             for row, record in enumerate(rows):
                 back = record.key_back
+                if memoryview(record.data).nbytes != len(record.data):
+                    raise PackError(f"{label}: record {row} of {stream.key!r} is given as numbers, not as bytes")
                 if not 0 <= back <= min(row, 0xFFFF) or rows[row - back].key_back or len(record.data) > MAX_U32:
                     raise PackError(f"{label}: record {row} of {stream.key!r} refers {back} back, where no key is")
 
@@ -305,15 +306,25 @@ def _write_all(file: int, parts: list[memoryview]) -> None:
 
     Raises:
         OSError: of the system.
+        StorageError: the file takes nothing more, and doesn't wait until it does.
     """
     first = 0
     while first < len(parts):
-        written = os.writev(file, parts[first:])
+        try:
+            written = os.writev(file, parts[first:])
+        except BlockingIOError:
+            raise _takes_nothing() from None
+        if not written and any(map(len, parts[first:])):
+            raise _takes_nothing()
         while first < len(parts) and written >= len(parts[first]):
             written -= len(parts[first])
             first += 1
         if written:
             parts[first] = parts[first][written:]
+
+
+def _takes_nothing() -> StorageError:
+    return StorageError("the sink of a KHLP file takes nothing more; it must be one that blocks until it does")
 
 
 class _FlushBehind:

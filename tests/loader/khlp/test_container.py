@@ -220,6 +220,39 @@ def test_a_sink_that_takes_nothing_is_an_error_and_no_endless_loop():
         HlpWriter(Full(), profile="training_fast", streams=[NUMERIC], hlp_id=HLP_ID)
 
 
+def test_a_pipe_that_does_not_wait_is_an_error():
+    """Unbuffered files are written by the system itself, which says it in another way."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb", buffering=0) as sink:
+        assert type(sink) is io.FileIO
+        writer = HlpWriter(sink, profile="training_fast", streams=[NUMERIC], hlp_id=HLP_ID)
+        with pytest.raises(StorageError, match="takes nothing more"):
+            add(writer, numeric_shard(frames=50_000))
+
+
+def test_a_file_that_looks_at_what_is_written_sees_all_of_it(tmp_path):
+    class Noting(io.FileIO):
+        def write(self, data) -> int:
+            seen.append(bytes(data))
+            return super().write(data)
+
+    seen: list[bytes] = []
+    with Noting(tmp_path / "a.hlp", "w") as sink:
+        write(sink, [NUMERIC], [numeric_shard()])
+    assert b"".join(seen) == (tmp_path / "a.hlp").read_bytes()
+
+
+@pytest.mark.parametrize("frames", [1, 300])
+def test_records_of_numbers_are_refused(frames):
+    """Their length counts numbers: places would be wrong, and so would what is read there."""
+    stream = StreamInfo(0, "rgb", "top", "kimg", (16, 16, 3), "uint8", 10.0)
+    records = [Record(b"jpeg")] * (frames - 1) + [Record(memoryview(np.arange(10, dtype="<f4")))]
+    shard = ShardInput("e0", "s", bytes(32), 0, np.arange(frames) / 10, {0: records})
+    with pytest.raises(PackError, match=f"record {frames - 1} of 'rgb_top' is given as numbers"):
+        write(io.BytesIO(), [stream], [shard])
+
+
 def test_a_real_pipe_is_a_sink():
     """Unbuffered, and larger than what a pipe holds: the writer waits for whoever reads."""
     inputs = [numeric_shard(first=frame, frames=5000) for frame in range(0, 100_000, 5000)]
