@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -57,8 +58,12 @@ class SharedNumber:
         self._cell[0] = value
 
 
+_LOCKS: dict[int, threading.RLock] = {}
+"""Of each process, since the kernel's locks tell no threads apart; one from before a fork could be held for ever."""
+
+
 class _Words:
-    """Integers in a file without a name that forks, and those who are sent it, share; one process at a time uses them.
+    """Integers in a file without a name that forks, and those who are sent it, share; one thread at a time uses them.
 
     The lock is the kernel's, and goes with a process that dies. A copy or a plain pickle begins anew with the first
     integer.
@@ -81,14 +86,15 @@ class _Words:
     @contextlib.contextmanager
     def used(self) -> Iterator[npt.NDArray[np.int64]]:
         """The integers, which nobody else reads or writes meanwhile: three, and two for each pass."""
-        fcntl.lockf(self.fd, fcntl.LOCK_EX)
-        try:
-            words = np.zeros(3 + 2 * _PASSES, np.int64)
-            os.preadv(self.fd, [words.data], 0)
-            yield words
-            os.pwrite(self.fd, words.data, 0)
-        finally:
-            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        with _LOCKS.setdefault(os.getpid(), threading.RLock()):
+            fcntl.lockf(self.fd, fcntl.LOCK_EX)
+            try:
+                words = np.zeros(3 + 2 * _PASSES, np.int64)
+                os.preadv(self.fd, [words.data], 0)
+                yield words
+                os.pwrite(self.fd, words.data, 0)
+            finally:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
 
 def _nameless() -> int:
@@ -143,14 +149,14 @@ class PassCounter:
         with self._words.used() as words:
             return bool(words[1])
 
-    def begin(self) -> int:
-        """The epoch of the pass that begins in this process."""
+    def begin(self, chosen: int | None = None) -> int:
+        """The epoch of the pass that begins in this process; None: the next one. After it comes the one behind it."""
         if self._pid != os.getpid():
             self._pid, self._begun = os.getpid(), 0
         self._begun += 1
         info = get_worker_info()
         with self._words.used() as words:
-            coming, noted = int(words[0]), words[3:].reshape(_PASSES, 2)
+            coming, noted = int(words[0]) if chosen is None else chosen, words[3:].reshape(_PASSES, 2)
             if info is None:
                 words[:2] = coming + 1, 0
                 return coming

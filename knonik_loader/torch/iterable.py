@@ -131,18 +131,17 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
         """The items of a pass that belong to this worker."""
         info = get_worker_info()
         worker, workers = (None, 1) if info is None else (info.id, info.num_workers)
-        epoch, place = self._counter.begin(), self._loaded
-        self._loaded = None
+        place, self._loaded = self._loaded, None
         if place is not None:
             if (place.worker, place.workers) != (worker, workers):
                 raise ResumeMismatchError(
                     f"the state is that of worker {place.worker} of {place.workers}, this is {worker} of {workers}; "
                     "keep num_workers as it was, or resume with a state of the whole rank."
                 )
-            self._counter.set(place.epoch + 1)
+            self._counter.begin(place.epoch)
             self._now = place
             return self._items(place.epoch, *divmod(place.item, self._per_step))
-        begin = self._begin.get()
+        epoch, begin = self._counter.begin(), self._begin.get()
         step, skip = divmod(begin & _ITEM if begin >> _ITEM_BITS == epoch else 0, self._per_step)
         # DataLoaders take items from worker 0 first, so it has what is left of the step in which the run stopped.
         step, skip = step + (worker or 0), 0 if worker else skip

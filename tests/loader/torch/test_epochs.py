@@ -1,7 +1,10 @@
 """Which epoch a pass is, whoever makes it: workers that begin late, several DataLoaders at once, abandoned passes."""
 
+import contextlib
 import multiprocessing
+import os
 import pickle
+import threading
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +27,10 @@ class Worker:
         self.info = SimpleNamespace(seed=seed + number, id=number)
         self.patch = monkeypatch
 
-    def begin(self):
+    def begin(self, chosen=None):
         with self.patch.context() as patch:
             patch.setattr(module, "get_worker_info", lambda: self.info)
-            return self.counter.begin()
+            return self.counter.begin(chosen)
 
 
 def test_workers_of_one_pass_agree_in_any_order(monkeypatch):
@@ -39,6 +42,36 @@ def test_workers_of_one_pass_agree_in_any_order(monkeypatch):
     assert counter.in_workers
     assert counter.begin() == 9
     assert not counter.in_workers
+
+
+def test_threads_that_begin_at_once_get_an_epoch_each(monkeypatch):
+    counter, found, read = PassCounter(0), [], os.preadv
+    both = threading.Barrier(2)
+
+    def slowly(*place):
+        answer = read(*place)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.02)  # the other one reads the same now, or waits its turn
+        return answer
+
+    monkeypatch.setattr(os, "preadv", slowly)
+    threads = [threading.Thread(target=lambda: found.append(counter.begin())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1]
+    assert counter.coming == 2
+
+
+def test_a_worker_that_goes_on_late_turns_no_epoch_back(monkeypatch):
+    """Each worker of a StatefulDataLoader has a place of its own in the epoch; the first may be through with it."""
+    counter = PassCounter(0)
+    early, late = (Worker(monkeypatch, counter, 7, number) for number in (0, 1))
+    assert early.begin(4) == 4
+    assert early.begin() == 5
+    assert late.begin(4) == 4
+    assert [late.begin(), early.begin(), late.begin()] == [5, 6, 6]
 
 
 def test_a_late_worker_takes_nothing_from_an_epoch_that_was_set(monkeypatch):
