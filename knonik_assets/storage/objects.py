@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _PART = 8 << 20
 """Bytes of one request of a download or upload."""
+_NOT_THE_BUCKET = ("NoSuchUpload", "(os error ")
+"""Of what is missing, too: an upload that somebody ended, and the file that was to be uploaded."""
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 _MOST_PARTS = 9_000
 _AT_ONCE = 4
@@ -304,6 +306,11 @@ class ObjectFolder:
             except (BaseError, FileNotFoundError) as error:
                 if not isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
                     raise
+                if any(sign in str(error) for sign in _NOT_THE_BUCKET):
+                    raise StorageError(
+                        f"{url} cannot be {doing}: the file to be uploaded is gone, or somebody ended the upload "
+                        "(another run, or a rule of the bucket for unfinished ones); try again."
+                    ) from error
                 raise StorageError(
                     f"{self.place}: the bucket {self.place.bucket!r} does not exist; create it, or check the URL, the "
                     "region and the endpoint."

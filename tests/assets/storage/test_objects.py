@@ -5,6 +5,7 @@ import pickle
 import threading
 from datetime import timedelta
 
+import obstore
 import pytest
 
 from knonik_assets.storage import ConflictError, Lease, ObjectFolder, Place
@@ -56,6 +57,18 @@ def test_what_is_not_there(folder, s3, tmp_path):
             StorageError, match=rf"^s3://{bucket}/lake: the bucket '{bucket}' does not exist; create it"
         ):
             ask()
+
+
+def test_a_lost_file_or_upload_is_not_called_a_lost_bucket(folder, tmp_path):
+    def of_nothing(store, path):
+        obstore.put(store, path, tmp_path / "gone")
+
+    def ended(_store, path):
+        raise FileNotFoundError(f"Object at location {path} not found: 404 Not Found: <Code>NoSuchUpload</Code>")
+
+    for put in (of_nothing, ended):
+        with pytest.raises(StorageError, match=rf"^{folder.place}/x cannot be written: .* try again"):
+            folder._ask(folder.url("x"), put, "written")
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 3 * 4096 + 5])
