@@ -7,6 +7,7 @@ import fcntl
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -25,7 +26,8 @@ MOST_EPOCHS = (1 << 31) - 2
 """The highest epoch: a place in it fits in a word."""
 
 _PASSES = 64
-"""Passes whose epoch is remembered for workers that begin late."""
+"""Passes whose epoch is remembered for workers that begin late: a mark, the epoch, and a bit for each worker."""
+_BITS = 62
 
 
 def epoch_number(epoch: Any) -> int:  # noqa: ANN401 - whatever a user gave
@@ -85,11 +87,11 @@ class _Words:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[npt.NDArray[np.int64]]:
-        """The integers, which nobody else reads or writes meanwhile: three, and two for each pass."""
+        """The integers, which nobody else reads or writes meanwhile: three, and three for each pass."""
         with _LOCKS.setdefault(os.getpid(), threading.RLock()):
             fcntl.lockf(self.fd, fcntl.LOCK_EX)
             try:
-                words = np.zeros(3 + 2 * _PASSES, np.int64)
+                words = np.zeros(3 + 3 * _PASSES, np.int64)
                 os.preadv(self.fd, [words.data], 0)
                 yield words
                 os.pwrite(self.fd, words.data, 0)
@@ -156,14 +158,27 @@ class PassCounter:
         self._begun += 1
         info = get_worker_info()
         with self._words.used() as words:
-            coming, noted = int(words[0]) if chosen is None else chosen, words[3:].reshape(_PASSES, 2)
+            coming, noted = int(words[0]) if chosen is None else chosen, words[3:].reshape(_PASSES, 3)
             if info is None:
                 words[:2] = coming + 1, 0
                 return coming
             mark = 1 + derive_key("pass", info.seed - info.id, self._begun, self._chosen) % (2**63 - 1)
-            found = np.flatnonzero(noted[:, 0] == mark)
-            if len(found):
-                return int(noted[found[0], 1])
-            noted[words[2] % _PASSES] = mark, coming
-            words[:3] = coming + 1, 1, words[2] + 1
-            return coming
+            mine = 1 << info.id if info.id < _BITS else 0
+            place = int(next(iter(np.flatnonzero(noted[:, 0] == mark)), -1))
+            begun = int(noted[place, 2]) if place >= 0 else 0
+            if place < 0 or (chosen is not None and begun & mine):
+                if chosen is not None:
+                    noted[:] = 0  # a state may bring the seed along of passes that were
+                noted[words[2] % _PASSES] = mark, coming, mine
+                words[:3] = coming + 1, 1, words[2] + 1
+                return coming
+            noted[place, 2] = begun | mine
+            epoch = int(noted[place, 1])
+        if begun & mine:
+            warnings.warn(
+                f"KhlpIterableDataset: this pass is epoch {epoch} once more: its DataLoader drew the seed that it drew "
+                "for that epoch before, and nothing else tells passes apart; call set_epoch before each pass.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return epoch

@@ -74,6 +74,18 @@ def test_a_worker_that_goes_on_late_turns_no_epoch_back(monkeypatch):
     assert [late.begin(), early.begin(), late.begin()] == [5, 6, 6]
 
 
+def test_a_state_that_brings_its_seed_along_is_a_pass_of_its_own(monkeypatch):
+    """As StatefulDataLoader's do, loaded where the pass was that they were taken in."""
+    counter = PassCounter(0)
+    workers = [Worker(monkeypatch, counter, 7, number) for number in (0, 1)]
+    assert [worker.begin() for _ in range(3) for worker in workers] == [0, 0, 1, 1, 2, 2]
+    for _ in range(2):
+        workers = [Worker(monkeypatch, counter, 7, number) for number in (1, 0)]
+        assert [worker.begin(0) for worker in workers] == [0, 0]
+        assert counter.coming == 1
+        assert [worker.begin() for _ in range(3) for worker in workers] == [1, 1, 2, 2, 3, 3]
+
+
 def test_a_late_worker_takes_nothing_from_an_epoch_that_was_set(monkeypatch):
     counter = PassCounter(0)
     early, late = (Worker(monkeypatch, counter, 7, number) for number in (0, 1))
@@ -90,6 +102,11 @@ def test_workers_of_a_dataloader_that_draws_the_same_seed_again(monkeypatch):
         counter.set(epoch)
         workers = [Worker(monkeypatch, counter, 7, number) for number in (0, 1)]
         assert [worker.begin() for worker in workers] == [epoch, epoch]
+    again = Worker(monkeypatch, counter, 7, 70), *(Worker(monkeypatch, counter, 7, number) for number in (1, 0))
+    assert again[0].begin() == 2  # of the same pass, as far as anybody can tell
+    for worker in again[1:]:
+        with pytest.warns(UserWarning, match="this pass is epoch 2 once more: .* call set_epoch"):
+            assert worker.begin() == 2
 
 
 def begin_many(counter, number, answer):
