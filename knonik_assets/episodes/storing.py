@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_STATE_PARTIAL = re.compile(r"\.(fingerprints|numbers)\.json\.[0-9]+\.partial")
+"""A small file of a run that was killed before it had its name; see `knonik_assets.configs.documents.write_whole`."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _counter = itertools.count()
 _AT_ONCE = 8
@@ -137,7 +139,7 @@ def publish(work: Path, out: Path, episode_id: str) -> Path:
 
 
 def recover(out: Path) -> list[str]:
-    """Remove what killed runs left in the workspace; call it while holding the lock on OUT.
+    """Remove what killed runs left in the workspace and of their state; call it while holding the lock on OUT.
 
     Where the system cannot exchange two folders, a replacement takes two renames; an older episode caught between
     them is put back first.
@@ -159,6 +161,9 @@ def recover(out: Path) -> list[str]:
             elif path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
+                path.unlink()
+        for path in parent.parent.glob(".*.json.*.partial"):
+            if _STATE_PARTIAL.fullmatch(path.name) and path.is_file():
                 path.unlink()
     return restored
 

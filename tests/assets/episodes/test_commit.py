@@ -260,6 +260,18 @@ def test_recover_puts_an_episode_back_that_a_crash_caught_between_two_renames(tm
     assert recover(tmp_path / "new") == []
 
 
+def test_recover_removes_what_a_crash_left_of_the_state(tmp_path):
+    write_all(tmp_path)
+    state = tmp_path / ".knonik"
+    left = [state / f".{name}.json.4711.partial" for name in ("fingerprints", "numbers")]
+    others = [state / ".notes.json.4711.partial", state / "fingerprints.json", tmp_path / ".config.json.4711.partial"]
+    for path in (*left, *others):
+        path.write_text("{}")
+    recover(tmp_path)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others), "somebody else may be writing them"
+
+
 def test_streams_may_be_fed_from_different_threads(tmp_path):
     arrays = episode_arrays(3, 15, 4)
     failures = []
