@@ -4,8 +4,7 @@ The limit is as many threads of bare simplejpeg as the loader decodes with, into
 in flight: of the stored payloads for ``training_fast``, else of JPEGs of quality 90, 4:2:0, of the same frames. Windows
 of 4, batches of 64, every camera or the still one alone, global shuffle, checksums on. What counts are the frames that
 batches hold. Frames that several samples of a batch share are decoded once and copied, so ``training_fast`` is counted
-by the frames it decodes as well, as if it had no batches to share them in: reading, checksums and those copies leave a
-loader in which nothing else took time at some 0.98 then.
+by the frames it decodes as well, as if reading, checksums and those copies were no part of the work.
 
 ``KNONIK_BENCH_PACKED`` names a folder to keep what is packed in, ``KNONIK_BENCH_BATCHES`` the batches of a turn (4) and
 ``KNONIK_BENCH_TURNS`` their number (5).
