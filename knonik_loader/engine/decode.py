@@ -176,8 +176,10 @@ class Decoder:
         if slots.count(slots[0]) == len(slots):  # as whenever batches are read one by one
             works[slots[0]].flat[group.stream][list(at)] = values
             return
-        for slot, place, value in zip(slots, at, values, strict=True):
-            works[slot].flat[group.stream][place] = value
+        owners, places = np.array(slots), np.array(at)
+        for slot in dict.fromkeys(slots):
+            mine = owners == slot
+            works[slot].flat[group.stream][places[mine]] = values[mine]
 
     def _codec(self, group: GroupWork) -> Codec:
         place = (group.dataset, group.stream)
