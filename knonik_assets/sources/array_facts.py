@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from knonik_assets.sources.arrays import Array, bounded
 from knonik_assets.sources.base import Language
+from knonik_assets.sources.clocks import unrounded
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Attributes", "as_object", "read_clock", "stated_language", "stated_rate"]
@@ -87,6 +88,8 @@ def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[s
         problem = f"{int((~np.isfinite(values)).sum())} of {len(values)} time stamps are NaN or infinite"
     elif values.dtype.kind == "f":
         clock = np.asarray(values[:, 0], np.float64)
+        if fps and values.dtype.itemsize <= 4:
+            clock = unrounded(clock, fps)
     else:
         clock, problem = _integer_clock(values[:, 0], fps)
         if clock is not None:

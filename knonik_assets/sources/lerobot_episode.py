@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Frame, Language, StreamSpec
+from knonik_assets.sources.clocks import unrounded
 from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, to_rows, whole_numbers
 from knonik_assets.sources.lerobot_layout import Choice, bare_name, choose
@@ -32,7 +33,6 @@ from knonik_loader.khlp.colour import Converter
 __all__ = ["LeRobotEpisode", "picture_file"]
 
 _TOP_CODE = 4095
-_LONGEST_S = 1e15
 Held = Literal["video", "picture"]
 
 
@@ -101,12 +101,7 @@ class LeRobotEpisode:
     def _clock(self) -> npt.NDArray[np.float64] | None:
         """The rows' times. LeRobot rounds i / fps to float32; where it did just that, the rounding is undone."""
         fps, times = self._meta.fps, self._times
-        if times is None or not fps:
-            return times
-        exact = np.arange(self._rows) / fps
-        if np.abs(times).max(initial=0) > _LONGEST_S:
-            return times  # no float32 was rounded to these
-        return exact if np.array_equal(exact.astype(np.float32), times.astype(np.float32)) else times
+        return times if times is None or not fps else unrounded(times, fps)
 
     def _language(self) -> Language | None:
         hint = self._meta.hints.get(self._episode)

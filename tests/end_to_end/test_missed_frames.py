@@ -1,0 +1,127 @@
+"""Frames that a recorder missed: what is asked for at their time comes from near by, or is marked as missing."""
+
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from knonik.ingest import pack, run
+from knonik_loader import ConfigError, ShardedDataLoader
+from tests.assets.sources.support import V2, V3, encode_video, write_hdf5
+from tests.support.road import loader_config
+from tests.support.stamps import episode_arrays, read_stamp
+
+pytestmark = pytest.mark.filterwarnings("ignore:fps 30 is recorded:UserWarning")  # a gap lowers the mean rate
+
+FPS = 30
+SLOTS = 24
+LATE = 6000
+"""Slots before the first frame of a recorder that counts from when it was switched on: there float32 is 15 us coarse."""
+OFFSETS = [Fraction(n, 10) for n in (-30, -20, -14, -10, -4, 0, 4, 10, 14, 20, 30)]
+"""Frames from the anchor."""
+
+
+def even_video(folder, times):
+    """LeRobot 2: the rows say when they were taken, the video runs evenly."""
+    dataset = V2(folder, [len(times)], ["cam_0"])
+    dataset.write(lambda episode: dataset.rows(episode) | {"timestamp": pa.array(times, pa.float32())})
+    return {"dir_type": "lerobot_v2"}
+
+
+def same_gap_in_the_video(folder, times):
+    """LeRobot 3: rows and video miss the same frame."""
+    dataset = V3(folder, [len(times)], {"cam_0": [1]})
+    dataset.meta[0]["videos/observation.images.cam_0/from_timestamp"] = 0.0
+    dataset.write(lambda episode: dataset.rows(episode) | {"timestamp": pa.array(times - times[0], pa.float32())})
+    slots = np.rint((times - times[0]) * FPS).astype(int)
+    encode_video(dataset.video_path("cam_0", 0), dataset.episodes[0]["cam_0"], pts=(1000 * slots).tolist())
+    return {"dir_type": "lerobot_v3"}
+
+
+def float32_clock(folder, times):
+    arrays = episode_arrays(0, len(times), cameras=1)
+    streams = {name: arrays[name] for name in ("cam_0", "state", "action")}
+    write_hdf5(folder / "episode_0.hdf5", timestamps=times.astype(np.float32), **streams)
+    return {"dir_type": "episodic", "data_type": "hdf5", "fps": FPS}
+
+
+WRITERS = [even_video, same_gap_in_the_video, float32_clock]
+
+
+def resolved(slots, anchor, offset, rounding):
+    """(frame, whether it counts) by looking at every frame, in whole slots and tenths of them."""
+    asked = slots[anchor] + offset
+    best = {
+        "nearest": lambda frame: (abs(slots[frame] - asked), frame),
+        "floor": lambda frame: (asked - slots[frame] if slots[frame] <= asked else 1000, frame),
+        "ceil": lambda frame: (slots[frame] - asked if slots[frame] >= asked else 1000, -frame),
+    }[rounding]
+    frame = min(range(len(slots)), key=best)
+    there = slots[0] - 1 < asked < slots[-1] + 1 and best(frame)[0] <= 1
+    if rounding == "nearest":  # beyond an end by more than half a frame, the one behind the end would be nearer
+        there = there and slots[0] - Fraction(1, 2) < asked <= slots[-1] + Fraction(1, 2)
+    return frame, there
+
+
+@pytest.fixture(scope="module", params=[[13], [13, 14, 15]], ids=["one", "three"])
+def missed(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[0, LATE], ids=["from zero", "late"])
+def slots(request, missed):
+    return (request.param + np.delete(np.arange(SLOTS), missed)).tolist()
+
+
+@pytest.fixture(scope="module", params=WRITERS, ids=lambda writer: writer.__name__)
+def manifest(request, slots, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("missed")
+    config = request.param(folder / "raw", np.array(slots) / FPS)
+    config |= {"preset": {"rgb": {"codec": "jpeg", "quality": 95}}}
+    (written,) = run(config, folder / "raw", folder / "episodes", engine="inline").written
+    assert written.frames == len(slots)
+    return pack(folder / "episodes", folder / "packed", "missed", 8, 2, storage_profile="training_fast")[0]
+
+
+def loaded(manifest, **keys):
+    deltas = [float(offset / FPS) for offset in OFFSETS]
+    config = loader_config(manifest, shuffle_mode="none", delta_timestamps={"cam_0": deltas, "state": deltas}, **keys)
+    with ShardedDataLoader(config) as loader:
+        for batch in loader:
+            for sample, anchor in enumerate(batch["_frame_indices"].tolist()):
+                yield anchor, {key: value[sample] for key, value in batch.items() if isinstance(value, np.ndarray)}
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "floor", "ceil"])
+def test_no_frame_passes_for_one_that_was_missed(manifest, slots, rounding):
+    anchors, masked = [], 0
+    for anchor, sample in loaded(manifest, delta_rounding=rounding, pad_missing=True):
+        anchors.append(anchor)
+        wanted = [resolved(slots, anchor, offset, rounding) for offset in OFFSETS]
+        for key in ("rgb_cam_0", "state"):
+            assert sample[f"{key}_valid_mask"].tolist() == [there for _, there in wanted], (key, anchor)
+        for at, (frame, there) in enumerate(wanted):
+            if there:
+                assert read_stamp(sample["rgb_cam_0"][at]) == (0, 0, frame), (anchor, OFFSETS[at])
+                assert sample["state"][at][1] == frame
+            else:
+                masked += slots[0] < slots[anchor] + OFFSETS[at] < slots[-1]
+    assert anchors == list(range(len(slots)))
+    assert masked or (rounding == "nearest" and len(slots) == SLOTS - 1)  # one slot: a neighbour is never further
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "floor", "ceil"])
+def test_without_padding_windows_into_a_gap_are_no_samples(manifest, slots, rounding):
+    whole = [
+        anchor
+        for anchor in range(len(slots))
+        if all(resolved(slots, anchor, offset, rounding)[1] for offset in OFFSETS) and anchor + 4 <= len(slots)
+    ]
+    assert [anchor for anchor, _ in loaded(manifest, delta_rounding=rounding)] == whole
+    assert whole
+
+
+def test_there_is_no_tolerance_to_be_raised(manifest):
+    with pytest.raises(ConfigError, match="tolerance_s"):
+        ShardedDataLoader(loader_config(manifest, tolerance_s=1 / FPS))
