@@ -32,6 +32,24 @@ class _Place:
     workers: int = 1
 
 
+class _Joined(Iterator[dict[str, Any]]):
+    """Iterators one behind the other.
+
+    One that fails ends alone: a generator over all of them would end with it, and whoever passes over the error would
+    miss the rest of the pass without a word.
+    """
+
+    def __init__(self, parts: Iterator[Iterator[dict[str, Any]]]) -> None:
+        self._parts = parts
+        self._part: Iterator[dict[str, Any]] = iter(())
+
+    def __next__(self) -> dict[str, Any]:
+        while True:
+            for item in self._part:
+                return item
+            self._part = next(self._parts)
+
+
 class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
     """A packed dataset as a stream, in the order of the loaders: the same whatever the number of workers.
 
@@ -150,15 +168,16 @@ class KhlpIterableDataset(Packed, IterableDataset):  # type: ignore[misc]
 
     def _items(self, epoch: int, first: int, skip: int) -> Iterator[dict[str, Any]]:
         """The items of this worker's steps from ``first`` on, without that one's first ``skip``."""
-        sampler, per = self.opened.sampler, self._per_step
         worker, workers = (self._now.worker, self._now.workers) if self._now is not None else (None, 1)
-        for step in range(first, sampler.num_batches, workers):
-            items = self._made(sampler.batch(epoch, step))
-            for at in range(skip, len(items)):
-                following = (step + workers) * per if at + 1 == len(items) else step * per + at + 1
-                self._now = _Place(epoch, following, worker, workers)
-                yield items[at]
-            skip = 0
+        steps = range(first, self.opened.sampler.num_batches, workers)
+        return _Joined(self._of_step(epoch, step, skip if step == first else 0, worker, workers) for step in steps)
+
+    def _of_step(self, epoch: int, step: int, skip: int, worker: int | None, workers: int) -> Iterator[dict[str, Any]]:
+        items, per = self._made(self.opened.sampler.batch(epoch, step)), self._per_step
+        for at in range(skip, len(items)):
+            following = (step + workers) * per if at + 1 == len(items) else step * per + at + 1
+            self._now = _Place(epoch, following, worker, workers)
+            yield items[at]
 
     def _made(self, plan: BatchPlan) -> list[dict[str, Any]]:
         batch = self.made(plan)
