@@ -1,19 +1,24 @@
 """Which topics become streams, what these are called, and what is said of the others."""
 
+import sqlite3
+
 import numpy as np
 import pytest
+from mcap.writer import Writer
+from rosbags.rosbag1 import Writer as Writer1
 
 from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.ros.topics import camera_name, numeric_name, role_of
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError
-from tests.assets.sources.bags import Bag, at, camera_info
+from tests.assets.sources.bags import Bag, at, bag_of, camera_info
 from tests.assets.sources.support import frames, only_episode, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
 N = 4
 ARRAYS = episode_arrays(2, N, cameras=3)
 PICTURES = ARRAYS["cam_0"]
+UNDEFINED = ("lab_msgs/", "control_msgs/")
 
 
 def warned(episode, *words):
@@ -348,20 +353,87 @@ def test_a_bag_without_a_camera_is_empty_not_broken(tmp_path):
     assert "value" in empty.reason
 
 
-def test_a_type_that_nobody_defined_is_skipped_and_counted(tmp_path):
+def without_definition(bag, path, how):
+    """A recording of the bag in which nothing says what messages of these packages are."""
+    if how == "mcap":
+        with path.with_suffix(".mcap").open("wb") as out:
+            writer = Writer(out)
+            writer.start(profile="ros2")
+            channels = {}
+            for topic, kind, ns, message in bag.messages:
+                if topic not in channels:
+                    text = "" if kind.startswith(UNDEFINED) else bag.store.generate_msgdef(kind)[0]
+                    schema = writer.register_schema(kind, "ros2msg", text.encode())
+                    channels[topic] = writer.register_channel(topic, "cdr", schema)
+                writer.add_message(channels[topic], ns, bytes(bag.serialized(kind, message)), ns)
+            writer.finish()
+        return path.with_suffix(".mcap")
+    if how == "bag":
+        with Writer1(path.with_suffix(".bag")) as writer:
+            connections = {}
+            for topic, kind, ns, message in bag.messages:
+                if topic not in connections:
+                    text, digest = bag.store.generate_msgdef(kind)
+                    text = "" if kind.startswith(UNDEFINED) else text
+                    connections[topic] = writer.add_connection(topic, kind, msgdef=text, md5sum=digest)
+                writer.write(connections[topic], ns, bag.serialized(kind, message))
+        return path.with_suffix(".bag")
+    bag.write2(path, "sqlite3")
+    (one,) = path.glob("*.db3")
+    database = sqlite3.connect(one)
+    if how == "sqlite3 empty":  # as a recorder leaves it that finds no definition itself
+        change = "UPDATE message_definitions SET encoding = 'unknown', encoded_message_definition = ''"
+    else:
+        change = "DELETE FROM message_definitions"
+    database.execute(f"{change} WHERE topic_type LIKE 'lab_msgs/%' OR topic_type LIKE 'control_msgs/%'")
+    database.commit()
+    database.close()
+    return path
+
+
+@pytest.mark.parametrize("how", ["mcap", "sqlite3 empty", "sqlite3 none", "bag"])
+def test_a_type_that_nobody_defined_is_skipped_with_a_warning(tmp_path, how):
     """One unknown topic must not cost the pictures beside it."""
-    bag = with_camera(Bag(extra={"lab_msgs/msg/Odd": "float64 x\n"}))
+    bag = bag_of(how, extra={"lab_msgs/msg/Odd": "float64 x\n"})
     for t in range(3):
+        bag.rgb("/cam/image_raw", at(t), PICTURES[t])
         bag.add("/odd", "lab_msgs/msg/Odd", at(t), x=1.0)
-    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
-        assert stream(episode, "cam").length == N
-        assert episode.facts.attributes["ros_skipped"] == {"/odd": 3}
+        bag.text("/chatter", at(t), "hello")
+    path = without_definition(bag, tmp_path / "run", how)
+    with only_episode(path, "rosbag") as episode:
+        assert [read_stamp(one) for one in frames(episode, "cam")] == [(0, 2, t) for t in range(3)]
+        assert episode.facts.attributes["ros_skipped"] == {"/chatter": 3, "/odd": 3}
+        (said,) = episode.facts.warnings
+        assert "left out: /odd (lab_msgs/msg/Odd, 3 messages)" in said
+        assert "chatter" not in said
+    assert any("/odd (lab_msgs/msg/Odd, 3 messages)" in text for text in detect(path).warnings)
+
+
+@pytest.mark.parametrize("how", ["mcap", "sqlite3 none", "bag"])
+def test_numbers_that_nobody_defined_are_left_out_with_a_way_to_read_them(tmp_path, how):
+    """A type that would be read, and of which neither the recording nor ROS itself has a definition."""
+    jog = "std_msgs/Header header\nstring[] joint_names\nfloat64[] displacements\nfloat64[] velocities\nfloat64 duration\n"
+    bag = bag_of(how, extra={"control_msgs/msg/JointJog": jog})
+    rows = [np.array([t, 2.0 * t]) for t in range(3)]
+    for t, row in enumerate(rows):
+        bag.rgb("/cam/image_raw", at(t), PICTURES[t])
+        members = {"joint_names": ["a", "b"], "displacements": row, "velocities": np.zeros(0), "duration": 1.0}
+        bag.add("/jog", "control_msgs/msg/JointJog", at(t), header=bag.header(at(t)), **members)
+    path = without_definition(bag, tmp_path / "run", how)
+    with only_episode(path, "rosbag") as episode:
+        assert [read_stamp(one)[2] for one in frames(episode, "cam")] == [0, 1, 2]
+        assert [spec.name for spec in episode.streams] == ["cam"]
+        assert episode.facts.attributes["ros_skipped"] == {"/jog": 3}
+        assert warned(episode, "/jog", "left out", "no definition of control_msgs/msg/JointJog", "msg_path")
+    folder = tmp_path / "types" / "control_msgs" / "msg"
+    folder.mkdir(parents=True)
+    (folder / "JointJog.msg").write_text(jog)
+    with only_episode(path, "rosbag", msg_path=str(tmp_path / "types")) as episode:
+        np.testing.assert_array_equal(episode.numeric(stream(episode, "jog"))[:, :2], rows)
 
 
 def strip_definitions(path):
     """As databases were written before definitions were kept in them."""
-    import sqlite3
-
     (one,) = path.glob("*.db3")
     database = sqlite3.connect(one)
     database.execute("DROP TABLE message_definitions")
@@ -381,8 +453,6 @@ def test_definitions_that_a_bag_lacks_are_assumed_aloud(tmp_path):
 
 def test_a_standard_type_that_the_recorder_defined_otherwise_is_read_by_its_own_definition(tmp_path):
     """Integers of eight bytes read as floats are tiny numbers that nobody notices."""
-    import sqlite3
-
     bag = with_camera(Bag(extra={"lab_msgs/msg/Count": "int64 data\n"}))
     for t in range(N):
         bag.add("/count", "lab_msgs/msg/Count", at(t), data=1000 + t)
