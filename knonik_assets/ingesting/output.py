@@ -9,20 +9,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from knonik_assets.configs.dataset import CONFIG
 from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata, is_ours, read_metadata
-from knonik_assets.episodes.remote import describes, download_all, is_written, remove_remote, retelling
+from knonik_assets.episodes.remote import ASIDE, describes, download_all, is_written, remove_remote, retelling
 from knonik_assets.episodes.storing import storage_errors
 from knonik_assets.episodes.view import RemoteView
 from knonik_assets.ingesting.fingerprints import FINGERPRINTS
 from knonik_assets.ingesting.lock import OutputLock
 from knonik_assets.ingesting.numbering import NUMBERS, episode_name, read_numbers
 from knonik_assets.ingesting.planning import remove
-from knonik_assets.storage import Lease, ObjectFolder, Place
+from knonik_assets.storage import ConflictError, Lease, ObjectFolder, Place, check_lease
 from knonik_loader.errors import EpisodeError, StorageError
 
 __all__ = ["LocalOutput", "Output", "RemoteOutput", "open_output"]
 
-_STATE = (NUMBERS, FINGERPRINTS, "config.json")
+_STATE = (NUMBERS, FINGERPRINTS, CONFIG)
 _CLOCK = "frame_time"
 
 
@@ -178,6 +179,7 @@ class RemoteOutput(Output):
         for name, left in list(halves.items()):
             if name in numbered and all(is_written(one.key.partition("/")[2]) for one in left):
                 self._folder.delete(one.key for one in halves.pop(name))
+        self._folder.delete(key for key in self._view.listed.others if key.startswith(f"{ASIDE}/"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -217,9 +219,24 @@ class RemoteOutput(Output):
     def sent(self, name: str) -> None:
         """See `Output.sent`."""
         path = self.path / name
-        if path.is_file():
-            self.check()
+        if not path.is_file():
+            return
+        check_lease(self._folder, self.lease)
+        if name in (NUMBERS, CONFIG):
+            self._replace(name, path.read_bytes())
+        else:  # the report says whose it is, and caches are true whoever wrote them last
             self._view.sent(name)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Put a file that a run which was outlasted must not replace late: in place of the one that this run knows."""
+        known = self._view.listed.others
+        before = known.get(name)
+        try:
+            known[name] = self._folder.put_bytes(name, data, if_none_match=before is None, if_match=before)
+        except ConflictError:
+            check_lease(self._folder, self.lease)
+            if name != CONFIG or before is not None:  # else somebody wrote one meanwhile, which is kept
+                raise
 
     def arrived(self, episode_id: str) -> None:
         """See `Output.arrived`."""

@@ -9,12 +9,13 @@
 
 from knonik_assets.storage import files
 from knonik_assets.storage.lease import LEASE, Lease, check_lease
-from knonik_assets.storage.objects import ConflictError, ObjectFolder, ObjectInfo
+from knonik_assets.storage.objects import ONE_PIECE, ConflictError, ObjectFolder, ObjectInfo
 from knonik_assets.storage.place import Place
 from knonik_assets.storage.scratch import Room, Scratch, ScratchBusyError
 
 __all__ = [
     "LEASE",
+    "ONE_PIECE",
     "ConflictError",
     "Lease",
     "ObjectFolder",

@@ -21,10 +21,12 @@ from knonik_loader.engine.objects import ObjectStorage
 from knonik_loader.engine.storage import open_storage
 from knonik_loader.errors import KnonikError, StorageError, TruncatedError
 
-__all__ = ["ConflictError", "ObjectFolder", "ObjectInfo"]
+__all__ = ["ONE_PIECE", "ConflictError", "ObjectFolder", "ObjectInfo"]
 
 T = TypeVar("T")
 
+ONE_PIECE = 8 << 20
+"""Bytes of a file that is written by a single request at most."""
 _PART = 8 << 20
 """Bytes of one request of a download or upload."""
 _NOT_THE_BUCKET = ("NoSuchUpload", "(os error ")
@@ -233,6 +235,52 @@ class ObjectFolder:
             )
         return info
 
+    def create(self, path: Path, key: str) -> str:
+        """Write a file of up to `ONE_PIECE` bytes to an object that is not there yet, and give its etag.
+
+        Raises:
+            ConflictError: there is one, which stands.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}.") from error
+
+        def put(store: Any, where: str) -> str:  # noqa: ANN401 - any obstore store
+            try:
+                return str(obstore.put(store, where, data, mode="create", use_multipart=False)["e_tag"] or "")
+            except AlreadyExistsError as error:
+                raise self._conflict(key) from error
+
+        return self._ask(self.url(key), put, doing="written")
+
+    def copy(self, key: str, to: str) -> None:
+        """Copy an object within the store, to where none is yet.
+
+        Raises:
+            ConflictError: there is one, which stands.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        source = f"{self.place.key}/{key}" if self.place.key else key
+
+        def put(store: Any, where: str) -> None:  # noqa: ANN401 - any obstore store
+            try:
+                obstore.copy(store, source, where, overwrite=False)
+            except AlreadyExistsError as error:
+                raise self._conflict(to) from error
+            except FileNotFoundError as error:
+                raise StorageError(
+                    f"{self.url(key)} vanished before it was copied to {self.url(to)}; does another run, or a rule of "
+                    "the bucket, delete?"
+                ) from error
+
+        self.storage.ask(self.url(to), put, doing="written")
+
     def put_bytes(
         self, key: str, data: bytes, *, if_none_match: bool = False, if_match: ObjectInfo | None = None
     ) -> ObjectInfo:
@@ -275,10 +323,7 @@ class ObjectFolder:
             found = self.get(key)
             info = found[1] if found is not None and found[0] == data else None
         if info is None:
-            raise ConflictError(
-                f"{self.url(key)} was written by another run meanwhile, whose version stands; look at it before you "
-                "try again."
-            )
+            raise self._conflict(key)
         return info
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -317,6 +362,12 @@ class ObjectFolder:
                 ) from error
 
         return self.storage.ask(url, ask, doing=doing)
+
+    def _conflict(self, key: str) -> ConflictError:
+        return ConflictError(
+            f"{self.url(key)} was written by another run meanwhile, whose version stands; look at it before you try "
+            "again."
+        )
 
     def _info(self, meta: Mapping[str, Any]) -> ObjectInfo:
         path, prefix = str(meta["path"]), self.place.key

@@ -252,6 +252,8 @@ def _connect(fs_type: str, bucket: str, params: Mapping[str, Any]) -> Any:  # no
         config |= {"region": params.get("region")} if params.get("region") else {}
         if endpoint:
             config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
+        if not os.environ.get("AWS_COPY_IF_NOT_EXISTS"):
+            config["copy_if_not_exists"] = "multipart"  # as Amazon's own S3 knows it
         if not params.get("anonymous"):
             common |= _boto_credentials()
         return S3Store(bucket, config=config, **common)

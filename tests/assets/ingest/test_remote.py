@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from knonik_assets.episodes import remote
 from knonik_assets.ingest import run
 from knonik_assets.sources.remote import mirror
-from knonik_assets.storage import LEASE, Lease
+from knonik_assets.storage import LEASE, Lease, ObjectFolder
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError, StorageError
 from tests.support.buckets import bucket_tree, folder_at, upload_tree
 from tests.support.road import ingest_config, tree, write_raw
@@ -174,6 +175,34 @@ def test_what_others_put_into_the_output_stays(raw, s3, file):
     folder_at(out).put_bytes("episode_000001/rgb_gone.webm", b"older")
     assert statuses(run(CONFIG, url, out, engine="inline")) == ["skipped", "written", "skipped"]
     assert "episode_000001/rgb_gone.webm" not in bucket_tree(out)
+
+
+def test_large_files_go_by_a_name_of_their_own(raw, tmp_path, s3, monkeypatch):
+    monkeypatch.setattr(remote, "ONE_PIECE", 1_000)
+    out = f"{s3}/episodes"
+    folder_at(out).put_bytes(f"{remote.ASIDE}/gone/episode_000000/rgb_cam_0.mkv", b"of a run that was killed")
+    report = run(CONFIG, raw, out, engine="inline")
+    assert (statuses(report), report.bytes) == (["written"] * 3, run(CONFIG, raw, tmp_path / "out").bytes)
+    assert visible(out) == tree(tmp_path / "out")
+    assert max(map(len, visible(out).values())) > 1_000
+    assert not folder_at(out).objects(remote.ASIDE)
+
+
+def test_a_file_that_changed_before_its_episode_was_whole_fails_the_run(raw, s3, monkeypatch):
+    """By somebody who holds no lease."""
+    create, out = ObjectFolder.create, f"{s3}/episodes"
+
+    def tampered(self, path, key):
+        etag = create(self, path, key)
+        if key == "episode_000001/action/.zarray":
+            self.put_bytes(key, path.read_bytes().upper())
+        return etag
+
+    monkeypatch.setattr(ObjectFolder, "create", tampered)
+    with pytest.raises(
+        StorageError, match=r"episode_000001/action/\.zarray was replaced by another run while this one"
+    ):
+        run(CONFIG, raw, out, engine="inline")
 
 
 def test_a_family_whose_episodes_share_files_has_to_fit_as_a_whole(raw, tmp_path, s3, monkeypatch):
