@@ -143,6 +143,7 @@ class PackRun:
         if holding.outlasted:  # of a run that didn't declare what it writes, only what has arrived is known
             while existing.leftovers(existing.folder_of(self.out, generation), self.plan):
                 generation += 1
+        holding.abandoned = existing.decisive(holding.abandoned)
         holding.declare(plan=self.plan.fingerprint, generation=generation)
         return generation
 

@@ -23,6 +23,7 @@ __all__ = [
     "Standing",
     "behind",
     "changes",
+    "decisive",
     "folder_of",
     "kept_generations",
     "leftovers",
@@ -138,6 +139,16 @@ def behind(generation: int, abandoned: Iterable[Mapping[str, Any]], plan: PackPl
         if isinstance(number, int) and work.get("plan") != plan.fingerprint:
             generation = max(generation, number + 1)
     return generation
+
+
+def decisive(abandoned: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of what abandoned runs declared, what `behind` needs to give any plan the number that it gives with all of it.
+
+    That is the highest number, and the highest of another plan than that one's.
+    """
+    works = [dict(work) for work in abandoned if isinstance(work.get("generation"), int)]
+    works.sort(key=lambda work: int(work["generation"]), reverse=True)
+    return works[:1] + [work for work in works[1:] if work.get("plan") != works[0].get("plan")][:1]
 
 
 def changes(current: Standing, out: Place, plan: PackPlan) -> str:

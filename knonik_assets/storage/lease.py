@@ -64,7 +64,8 @@ class Lease:
         self.outlasted = False
         """Whether it was taken from a run that ran out of time, which may still be alive."""
         self.abandoned: list[dict[str, Any]] = []
-        """What holders declared that ran out of time, of this lease and of those before it: it may yet arrive."""
+        """What holders declared that ran out of time, of this lease and of those before it: it may yet arrive. A holder
+        that knows which of it no longer matters leaves that out before it declares its own."""
         self._info: ObjectInfo | None = None
         self._lost: StorageError | None = None
         self._writing = threading.Lock()
@@ -111,7 +112,7 @@ class Lease:
             StorageError: another run took the lease over, or the store refuses.
         """
         self.check()
-        self._said["work"] = work
+        self._said |= {"work": work, "abandoned": self.abandoned}
         try:
             self._again(released=False)
         except ConflictError:

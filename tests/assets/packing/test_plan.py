@@ -4,8 +4,11 @@ import dataclasses
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from knonik_assets.configs.pack import PackOptions
+from knonik_assets.packing.existing import behind, decisive
 from knonik_assets.packing.facts import EpisodeFacts, StreamFacts
 from knonik_assets.packing.plan import make_plan
 from knonik_loader.errors import ConfigError, PackError
@@ -216,3 +219,22 @@ def test_a_split_with_less_than_half_of_what_was_asked_for_is_warned_of():
     assert said.startswith("Only 1 of 4 episodes fall into the split 'train', where 0.75 asks for 3: ")
     assert "--seed" in said
     assert make_plan(episodes, options(split=fractions, seed=even)).warnings == ()
+
+
+PLANS = [make_plan([episode(0)], options(seed=seed)) for seed in range(4)]
+WORKS = st.fixed_dictionaries(
+    {},
+    optional={
+        "generation": st.one_of(st.integers(1, 9), st.sampled_from([None, "2"])),
+        "plan": st.sampled_from([None, "elsewhere", *(plan.fingerprint for plan in PLANS[:3])]),
+    },
+)
+
+
+@given(st.lists(WORKS, max_size=8), st.integers(1, 9))
+def test_two_of_the_abandoned_runs_decide_for_every_plan(works, lowest):
+    kept = decisive(works)
+    assert len(kept) <= 2
+    assert [work for work in kept if work not in works] == []
+    for plan in PLANS:
+        assert behind(lowest, kept, plan) == behind(lowest, works, plan)

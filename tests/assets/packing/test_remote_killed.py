@@ -154,3 +154,20 @@ def test_an_upload_that_outlived_its_lease_hurts_no_later_pack(episodes, s3, s3_
         assert "was taken over by another run" in said
     assert {key: folder_at(out).read_bytes(key) for key in packed} == packed
     assert inspect_path(out, verify=True)["damage"] == []
+
+
+def test_what_killed_runs_declared_does_not_pile_up(episodes, s3, scratch):
+    """Each of many runs, killed on another machine, declared another plan: the lease keeps what still matters."""
+    out, options = f"{s3}/packed", {**OPTIONS, "engine": "inline"}
+    works = [{"plan": f"plan {number % 7}", "generation": 1 + number % 5} for number in range(100)]
+    text = {"id": "x", "pid": 1, "host": "far", "process": {"machine": "far"}, "command": "c", "seconds": 0.1}
+    info = folder_at(out).put_bytes(LEASE, json.dumps({**text, "work": works[-1], "abandoned": works[:-1]}).encode())
+    while time.time() < info.modified + 1.2:
+        time.sleep(0.05)
+    paths = pack(episodes, out, **options)
+    assert paths[2] == f"{out}/gen_0006/hlp_000000.khlp"
+    said = json.loads(folder_at(out).read_bytes(LEASE))
+    assert [work["generation"] for work in said["abandoned"]] == [5, 5]
+    assert len({work["plan"] for work in said["abandoned"]}) == 2
+    pack(episodes, out, **options, seed=5, overwrite=True)
+    assert json.loads(folder_at(out).read_bytes(LEASE))["abandoned"] == said["abandoned"]
