@@ -32,6 +32,8 @@ _SHARD = re.compile(r"(?P<split>.+)\.(?P<format>\w+)-(?P<shard>\d{5,})-of-(?P<of
 _INSTRUCTION = re.compile(r"(natural_)?language_instruction(_\d+)?|instruction|task_description")
 _MOST_JSON = 64 << 20
 _MOST_SHARDS = 1 << 17
+_MOST_TOLD, _MOST_TOLD_TEXT = 256, 4096
+"""Numbers, and bytes of text, of one feature of a whole episode that go into its metadata."""
 _NUMBERS = {
     "{SHARD_X_OF_Y}": r"(?P<shard>\d{5,})-of-(?P<of>\d{5,})",
     "{SHARD_INDEX}": r"(?P<shard>\d{5,})",
@@ -67,7 +69,7 @@ class RldsSource:
         """
         if not self.root.is_dir():
             raise SourceError(f"{self.root}: there is no such folder.")
-        for pattern in ("features.json", "*/features.json", "*/*/features.json"):
+        for pattern in ("features.json", "*/features.json", "*/*/features.json", "*/*/*/features.json"):
             found = sorted(self.root.glob(pattern), key=lambda path: natural_key(path.as_posix()))
             if len(found) > 1:
                 named = ", ".join(path.parent.relative_to(self.root).as_posix() for path in found[:6])
@@ -176,7 +178,7 @@ class RldsSource:
         traits = Traits(language=said, roles={"action": "action"})
         episode = ArrayEpisode(self.config, _StepTree(arrays), traits, where)
         episode.facts.warnings += [*warnings, *_ends(leaves)]
-        episode.facts.attributes["episode_metadata"] = _metadata(leaves, of_episode)
+        episode.facts.attributes["episode_metadata"] = _metadata(leaves, of_episode, episode.facts.warnings)
         last = leaves.get("steps/is_last")
         if isinstance(last, np.ndarray) and len(last) and last[-1]:
             episode.facts.attributes["last_action"] = "undefined by RLDS on a step with is_last; kept as it is stored"
@@ -264,7 +266,8 @@ def _language(
     names += [name for name, leaf in of_episode.items() if leaf.kind == "text"]
     names = [name for name in names if _INSTRUCTION.fullmatch(name.rsplit("/", 1)[-1])]
     names.sort(key=lambda name: (not name.startswith("steps/"), natural_key(name.rsplit("/", 1)[-1])))
-    found = [said for name in names if any(said := texts(leaves.get(name)))]
+    features = {**of_episode, **{f"steps/{name}": feature for name, feature in of_steps.items()}}
+    found = [said for name in names for said in texts(leaves.get(name), features[name].size) if any(said)]
     if not found:
         return None
     first = next(text for text in found[0] if text)
@@ -293,17 +296,35 @@ def _ends(leaves: Mapping[str, Leaf]) -> list[str]:
     return found
 
 
-def _metadata(leaves: Mapping[str, Leaf], features: Mapping[str, Feature]) -> dict[str, Any]:
-    """Single numbers and texts that the record says of the whole episode."""
+def _metadata(leaves: Mapping[str, Leaf], features: Mapping[str, Feature], warnings: list[str]) -> dict[str, Any]:
+    """Numbers and texts that the record says of the whole episode, as far as they are few."""
     found: dict[str, Any] = {}
+    left_out = []
     for name, feature in features.items():
         leaf = leaves.get(name)
-        if leaf is None or len(leaf) != 1:
+        if leaf is None:
             continue
-        own = name.removeprefix("episode_metadata/")
-        if isinstance(leaf, list):
-            if feature.kind == "text" and len(leaf[0]) <= 4096:
-                found[own] = leaf[0].decode("utf-8", "replace")
+        told = _told(leaf, feature)
+        if told is None:
+            left_out.append(name)
         else:
-            found[own] = bool(leaf[0]) if feature.dtype == "bool" else leaf[0].item()
+            found[name.removeprefix("episode_metadata/")] = told
+    if left_out:
+        warnings.append(f"left out, as they are no few numbers or texts beside the steps: {', '.join(left_out[:12])}")
     return found
+
+
+def _told(leaf: Leaf, feature: Feature) -> Any:  # noqa: ANN401 - JSON
+    """A leaf as JSON: a single value, or lists by its declared shape; None where it is none or a long one."""
+    if isinstance(leaf, list):
+        if feature.kind != "text" or sum(map(len, leaf)) > _MOST_TOLD_TEXT:
+            return None
+        values: list[Any] = [one.decode("utf-8", "replace") for one in leaf]
+    elif len(leaf) > _MOST_TOLD:
+        return None
+    else:
+        shaped = leaf.astype(bool) if feature.dtype == "bool" else leaf
+        if feature.shape is not None and len(feature.shape) > 1 and feature.size == len(leaf):
+            shaped = shaped.reshape([side or 0 for side in feature.shape])
+        values = shaped.tolist()
+    return values[0] if feature.shape == () and not feature.ragged and len(values) == 1 else values

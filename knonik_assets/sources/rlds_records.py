@@ -24,6 +24,11 @@ __all__ = ["Leaf", "Record", "index_records", "parse_example", "read_record"]
 _HEAD = struct.Struct("<QI")
 _TAIL = 4
 _MOST_RECORD = 1 << 31
+_GZIP = b"\x1f\x8b"
+_LONGEST = 10
+"""Bytes of the longest integer."""
+_BLOCK = 1 << 20
+"""Bytes of integers that are worked on at once: what is needed on the way is many times as much."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 Leaf = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -60,6 +65,8 @@ def index_records(path: Path) -> tuple[list[Record], str | None]:
                     return found, "it is cut off"
                 length, crc = _HEAD.unpack(head)
                 if _masked(head[:8]) != crc:
+                    if not found and head[:2] == _GZIP:
+                        return found, "it is compressed with gzip; decompress it"
                     return found, f"the length of record {len(found)} fails its check sum"
                 at += _HEAD.size + length + _TAIL
                 if at > size:
@@ -210,17 +217,32 @@ def _integers(data: memoryview) -> npt.NDArray[np.int64]:
 
 
 def _varints(data: memoryview) -> npt.NDArray[np.int64]:
-    """(N,) integers from packed variable-length bytes, all at once: seven bits a byte, the lowest first."""
+    """(N,) integers from packed variable-length bytes, block by block: seven bits a byte, the lowest first."""
     raw = np.frombuffer(data, np.uint8)
-    stops = np.flatnonzero(raw < 0x80)
-    if len(raw) and (not len(stops) or stops[-1] != len(raw) - 1):
+    if len(raw) and raw[-1] >= 0x80:
         raise ValueError("integers are cut off")
-    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
+    parts: list[npt.NDArray[np.int64]] = []
+    at = 0
+    while at < len(raw):
+        stop = min(at + _BLOCK, len(raw))
+        if stop < len(raw):  # a block ends with a number
+            ends = np.flatnonzero(raw[max(at, stop - _LONGEST) : stop] < 0x80)
+            if not len(ends):
+                raise ValueError("a number of more than 64 bits")
+            stop = max(at, stop - _LONGEST) + int(ends[-1]) + 1
+        parts.append(_block_of_varints(raw[at:stop]))
+        at = stop
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _block_of_varints(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    stops = np.flatnonzero(raw < 0x80)
+    starts = np.concatenate([[0], stops[:-1] + 1])
     lengths = stops - starts + 1
-    if len(lengths) and lengths.max() > 10:
+    if lengths.max() > _LONGEST:
         raise ValueError("a number of more than 64 bits")
     values = np.zeros(len(stops), np.uint64)
-    for place in range(int(lengths.max()) if len(lengths) else 0):
+    for place in range(int(lengths.max())):
         has = lengths > place
         byte = raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)
         values[has] |= byte << np.uint64(7 * place)

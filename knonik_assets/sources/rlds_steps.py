@@ -39,12 +39,14 @@ def count_steps(leaves: Mapping[str, Leaf], features: Mapping[str, Feature], whe
         leaf = leaves.get(_STEPS + name)
         if leaf is None or feature.ragged:
             continue
-        if isinstance(leaf, list):
-            counts[name] = len(leaf)
-        elif feature.kind == "tensor" and feature.size:
-            if len(leaf) % feature.size:
-                raise EpisodeError(f"{where}: {name} has {len(leaf)} numbers, no multiple of {feature.size}.")
-            counts[name] = len(leaf) // feature.size
+        encoded = isinstance(leaf, list) and feature.kind in ("image", "tensor")
+        size = 1 if encoded else feature.size if feature.kind in ("text", "tensor") else None
+        if not size:
+            continue
+        if len(leaf) % size:
+            what = "texts" if feature.kind == "text" else "numbers"
+            raise EpisodeError(f"{where}: {name} has {len(leaf)} {what}, no multiple of {size}.")
+        counts[name] = len(leaf) // size
     if not counts:
         raise EpisodeError(f"{where}: no leaf of a step that features.json names is in the record.")
     told = next((name for name in _FLAGS if name in counts), next(iter(counts)))
@@ -54,9 +56,12 @@ def count_steps(leaves: Mapping[str, Leaf], features: Mapping[str, Feature], whe
     return counts[told]
 
 
-def texts(leaf: Leaf | None) -> list[str]:
-    """A leaf of texts."""
-    return [one.decode("utf-8", "replace").strip() for one in leaf] if isinstance(leaf, list) else []
+def texts(leaf: Leaf | None, size: int | None = 1) -> list[list[str]]:
+    """A leaf of texts, of which every value has ``size``: the first of each value, then the second, and so on."""
+    if not isinstance(leaf, list) or not size:
+        return []
+    said = [one.decode("utf-8", "replace").strip() for one in leaf]
+    return [said[place::size] for place in range(size)]
 
 
 def step_arrays(
@@ -109,7 +114,11 @@ def _numbers(leaf: Leaf, feature: Feature, steps: int, where: str) -> npt.NDArra
         raise EpisodeError(f"{where}: {len(leaf)} numbers for {steps} steps of {size}.")
     values: npt.NDArray[Any] = leaf.reshape(steps, *shape)
     if dtype == np.uint64:
-        values = values.view(np.uint64)
+        return values.view(np.uint64)
+    if dtype.kind in "iu" and values.dtype.kind == "i" and values.size:
+        span = np.iinfo(dtype)  # every integer is stored with 64 bits; a picture is one by its declared type
+        if span.min <= values.min() and values.max() <= span.max:
+            values = values.astype(dtype)
     return values
 
 

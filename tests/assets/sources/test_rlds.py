@@ -1,5 +1,6 @@
 """RLDS datasets as TFDS writes them, compared with protobuf's own reading."""
 
+import gzip
 import json
 import struct
 import zlib
@@ -9,6 +10,7 @@ import pytest
 
 from knonik.ingest import run
 from knonik_assets.cli import main
+from knonik_assets.sources import rlds_records
 from knonik_assets.sources.base_contract import Expected, SourceContract
 from knonik_assets.sources.detect import detect
 from knonik_assets.sources.images import decode_image
@@ -182,6 +184,72 @@ def test_every_way_to_store_numbers(tmp_path):
         assert "uneven (a sequence of 1 to 2 values a step)" in told
         assert "absent (declared, but not in the record)" in told
         assert "odd" in told
+
+
+def test_texts_of_several_values_a_step(tmp_path):
+    step = {
+        **FLAGS,
+        "language_instruction": tensor("string", 2),
+        "notes": tensor("string", 2, 2),
+        "action": tensor("float32", 1),
+    }
+    said = {"steps/language_instruction": [b"go", b"move"] * 3, "steps/notes": [b"x"] * 12, "steps/action": [0.0] * 3}
+    home = dataset(tmp_path / "raw", [[{**flags(3), **said}]], step)
+    with only_episode(home, "rlds") as opened:
+        assert stream(opened, "action").length == 3
+        assert (opened.facts.language.instruction, opened.facts.language.rephrases) == ("go", ("move",))
+    home = dataset(tmp_path / "odd", [[{**flags(3), **said, "steps/notes": [b"x"] * 13}]], step)
+    with pytest.raises(EpisodeError, match="notes has 13 texts, no multiple of 4"):
+        only_episode(home, "rlds")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("uint8", "rgb"), ("uint16", "depth")])
+def test_pictures_stored_as_plain_numbers(tmp_path, dtype, kind):
+    known = episode_arrays(3, 2)["cam_0"]
+    if kind == "depth":
+        known = known[..., :1].astype(np.uint16) * 200
+    record = {**flags(2), "steps/view": known.ravel().tolist()}
+    home = dataset(tmp_path, [[record]], {**FLAGS, "view": tensor(dtype, *known.shape[1:])})
+    with only_episode(home, "rlds") as opened:
+        spec = stream(opened, "view")
+        found = list(opened.frames(spec))
+        assert spec.kind == kind
+        if kind == "rgb":
+            np.testing.assert_array_equal(found, known)
+        else:
+            np.testing.assert_array_equal(found, (known[..., 0] / 1000).astype(np.float32))
+
+
+def test_what_is_said_of_a_whole_episode(tmp_path):
+    metadata = {
+        "pose": tensor("float32", 2, 3),
+        "tags": sequence(TEXT),
+        "one": sequence(tensor("int64")),
+        "id": tensor("int32"),
+        "long": tensor("float32", 300),
+        "clip": image(96, 112, 3),
+        "flags": tensor("bool", 2),
+    }
+    record = {
+        **leaves(1),
+        "episode_metadata/pose": [float(value) for value in range(6)],
+        "episode_metadata/tags": [b"a", "schön".encode()],
+        "episode_metadata/one": [7],
+        "episode_metadata/id": [7],
+        "episode_metadata/long": [0.0] * 300,
+        "episode_metadata/clip": [png(episode_arrays(0, 1)["cam_0"][0])],
+        "episode_metadata/flags": [1, 0],
+    }
+    del record["episode_metadata/file_path"], record["episode_metadata/success"]
+    with only_episode(dataset(tmp_path, [[record]], metadata=metadata), "rlds") as opened:
+        assert opened.facts.attributes["episode_metadata"] == {
+            "pose": [[0, 1, 2], [3, 4, 5]],
+            "tags": ["a", "schön"],
+            "one": [7],
+            "id": 7,
+            "flags": [True, False],
+        }
+        assert any("episode_metadata/long, episode_metadata/clip" in text for text in opened.facts.warnings)
 
 
 def test_pictures_of_floats(tmp_path):
@@ -389,6 +457,24 @@ def test_versions_below_the_input(tmp_path):
         source(tmp_path, "rlds").episodes()
 
 
+def test_a_named_config_below_the_input(tmp_path):
+    home = dataset(tmp_path, [[leaves(2)]])
+    below = tmp_path / "robot" / "high" / "1.0.0"
+    below.parent.mkdir()
+    home.rename(below)
+    with only_episode(tmp_path, "rlds") as opened:
+        assert identities(frames(opened, "front"))[0] == (0, 2, 0)
+
+
+def test_a_compressed_file_is_called_one(tmp_path):
+    home = dataset(tmp_path, [[leaves(0)]])
+    path = home / "robot-train.tfrecord-00000-of-00001"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    found = source(home, "rlds")
+    with pytest.raises(EpisodeError, match="compressed with gzip; decompress it"):
+        found.open(found.episodes()[0])
+
+
 def test_datasets_that_are_no_episodes(tmp_path):
     home = dataset(tmp_path, [[leaves(0)]])
     (home / "features.json").write_text(json.dumps(features(image=image(8, 8, 3))))
@@ -455,6 +541,15 @@ def test_numbers_of_every_size_are_read_as_protobuf_reads_them():
     np.testing.assert_array_equal(found["a"], values)
     np.testing.assert_array_equal(found["b"], [1.5, -2])
     assert found["c"] == [b"", b"x" * 300]
+
+
+@pytest.mark.parametrize("value", [1, 300, -1])
+def test_more_integers_than_are_worked_on_at_once(value, monkeypatch):
+    monkeypatch.setattr(rlds_records, "_BLOCK", 64)
+    values = [value, 5, value, value, 2**40] * 101
+    np.testing.assert_array_equal(parse_example(example({"a": values}), "here")["a"], values)
+    values = [1] * 63 + [-1]
+    np.testing.assert_array_equal(parse_example(example({"a": values}), "here")["a"], values)
 
 
 def test_unpacked_numbers():
