@@ -80,6 +80,12 @@ class LeRobotEpisode:
     def _check_rows(self) -> None:
         hint = self._meta.hints.get(self._episode)
         if hint is not None and hint.length is not None and hint.length != self._rows:
+            if self._data.broken and hint.length > self._rows:
+                path, reason = next(iter(self._data.broken.items()))
+                raise EpisodeError(
+                    f"{self._where}: {self._rows} of its {hint.length} rows are readable; the others may lie in "
+                    f"{path}, which is not ({reason})."
+                )
             self.facts.warnings.append(
                 f"{self._where}: the metadata says {hint.length} rows, the data has {self._rows}; the data is believed"
             )

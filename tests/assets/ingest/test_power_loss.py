@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from knonik.ingest import run
@@ -65,6 +67,18 @@ def test_a_data_file_of_version_3(three, cut, tmp_path):
         "2": "failed",
         "3": "failed",
     }
+
+
+def test_an_episode_of_which_a_part_lies_in_the_cut_file(three, cut, tmp_path):
+    """What is left of it is no shorter episode."""
+    first, second = (pq.read_table(three.data_path(file)) for file in (0, 1))
+    pq.write_table(first.slice(0, 9), three.data_path(0))
+    pq.write_table(pa.concat_tables([first.slice(9), second]), three.data_path(1))
+    assert numbers(ingested(three.root, tmp_path / "whole", "lerobot_v3").written) == [0, 1, 2, 3]
+    cut(three.data_path(1))
+    report = ingested(three.root, tmp_path / "out", "lerobot_v3")
+    assert (numbers(report.written), numbers(report.failed)) == ([0], [1, 2, 3])
+    assert "4 of its 7 rows are readable" in report.failed[0].reason
 
 
 def test_it_goes_on_when_the_file_is_whole_again(three, cut, tmp_path):

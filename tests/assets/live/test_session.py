@@ -402,23 +402,26 @@ def test_a_thread_a_camera(tmp_path):
 def test_a_producer_that_is_too_fast_waits_and_the_report_says_so(tmp_path, monkeypatch):
     from knonik_assets.episodes.writer import EpisodeWriter
 
-    gate, written = threading.Event(), []
+    gate, written = threading.Event(), {"cam_0": [], "cam_1": []}
     encode = EpisodeWriter.rgb
 
     def slowly(self, name, frame):
-        gate.wait(60)
-        written.append(read_stamp(frame)[2])
+        if name == "cam_0":
+            gate.wait(60)
+        written[name].append(read_stamp(frame)[2])
         encode(self, name, frame)
 
     monkeypatch.setattr(EpisodeWriter, "rgb", slowly)
-    arrays, pushed = episode_arrays(0, 60, cameras=1), []
+    arrays, pushed = episode_arrays(0, 60), []
     with live_session(tmp_path, JPEG) as session:
-        session.register_rgb("cam_0", fps=1000)
+        for name in written:
+            session.register_rgb(name, fps=1000)
         with session.episode():
 
             def produce():
                 for t in range(60):
-                    session.rgb("cam_0", arrays["cam_0"][t])
+                    for name in written:
+                        session.rgb(name, arrays[name][t])
                     pushed.append(t)
 
             thread = threading.Thread(target=produce)
@@ -426,10 +429,13 @@ def test_a_producer_that_is_too_fast_waits_and_the_report_says_so(tmp_path, monk
             thread.join(0.5)
             assert thread.is_alive()
             assert len(pushed) < 60, "the queue has no bound"
-            assert written == []
+            assert written["cam_0"] == []
             gate.set()
             thread.join()
-    assert written == list(range(60)), "a frame was lost"
+    assert written == {"cam_0": list(range(60)), "cam_1": list(range(60))}, "a frame was lost"
+    reader = EpisodeReader(tmp_path / "episode_000000")
+    for camera, name in enumerate(written):
+        assert [read_stamp(picture) for picture in reader.rgb(name)] == [(camera, 0, t) for t in range(60)]
     outcome = session.report.episodes[0]
     assert outcome.blocked_seconds >= outcome.longest_block_seconds > 0
     assert any("held up for" in warning for warning in outcome.warnings)

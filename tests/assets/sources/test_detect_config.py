@@ -5,14 +5,17 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from knonik.ingest import detect, run
 from knonik_assets.carding import add_card
 from knonik_assets.cli import main
-from knonik_assets.configs.card import load_card
+from knonik_assets.configs.card import CheckThresholds, load_card
 from knonik_assets.configs.load import load_document, load_ingest_config, parse_yaml
 from knonik_assets.episodes.reader import EpisodeReader
+from knonik_assets.quality.episode_table import episode_rows
+from knonik_assets.quality.expectations import offenders
 from knonik_assets.sources.detect import config_text
 from tests.assets.sources.bags import Bag
 from tests.assets.sources.support import V2, V3, write_hdf5
@@ -154,6 +157,30 @@ def test_a_follower_that_is_zeroed_differently_from_its_leader(tmp_path, dtype):
     write_hdf5(tmp_path / "episode_0.hdf5", action=action.astype(dtype), qpos=state.astype(dtype))
     (told,) = [text for text in detect(tmp_path).warnings if "zeroed alike" in text]
     assert "action lies +0.296 beside qpos, there and back, in channel 1 (21% of its range)" in told
+
+
+def test_an_arm_of_a_lerobot_dataset_that_lies_17_degrees_beside_its_leader(tmp_path):
+    """Told of the raw data by the joint's name, and of the ingested episode with the distance, in the dataset's unit."""
+    dataset = V3(tmp_path / "raw", [60, 60], {"left": [2]})
+    dataset.info["features"]["observation.state"]["names"] = ["pan", "lift", "elbow", "wrist"]
+    commanded, measured = (np.pad(np.rad2deg(rows), ((0, 0), (0, 1))) for rows in follower())
+
+    def rows(episode):
+        state = measured - [0, 17 * (episode == 0), 0, 0]
+        columns = {"observation.state": state, "action": commanded}
+        kind = pa.list_(pa.float32(), 4)
+        return dataset.rows(episode) | {name: pa.array(list(map(list, found)), kind) for name, found in columns.items()}
+
+    root = dataset.write(rows)
+    (told,) = [text for text in detect(root).warnings if "zeroed alike" in text]
+    assert "action lies +16.9 beside state, there and back, in channel lift (21% of its range)" in told  # and a lag
+    run({"dir_type": "lerobot_v3", "preset": QUICK}, root, tmp_path / "out", engine="inline")
+    off, even = episode_rows(tmp_path / "out", engine="inline")
+    assert off.offset == pytest.approx(17 / np.ptp(measured[:, 1]), abs=0.01)
+    assert off.notes["offset"].endswith("on average in channel 1")
+    assert float(off.notes["offset"].split()[5]) == pytest.approx(17, abs=0.5)
+    assert even.offset < 0.01
+    assert set(offenders([off, even], CheckThresholds(max_offset=0.2))["action_follows_state"]) == {"episode_000000"}
 
 
 @pytest.mark.parametrize("kind", ["same", "deltas", "other width", "few rows", "still", "one way", "lost"])

@@ -178,6 +178,10 @@ def test_depth_by_unit(tmp_path):
         }
 
 
+def millimetres():
+    return (np.arange(ROWS * 12 * 16).reshape(ROWS, 12, 16) + 800).astype(np.uint16)
+
+
 def aloha(path, known):
     """Mobile ALOHA's file with everything in it."""
     return write_hdf5(
@@ -185,7 +189,7 @@ def aloha(path, known):
         **{
             "observations.images.cam_high": padded_rows([jpeg(picture) for picture in known["cam_0"]]),
             "observations.images.cam_low": known["cam_1"],
-            "observations.images.cam_high_depth": np.full((ROWS, 12, 16), 800, np.uint16),
+            "observations.images.cam_high_depth": millimetres(),
             "observations.qpos": known["state"],
             "observations.qvel": known["state"] * 2,
             "observations.effort": known["state"] * 3,
@@ -205,8 +209,17 @@ def test_without_a_layout_everything_arrives_under_its_own_name(tmp_path, known)
             ("depth", "cam_high_depth"),
             *(("numeric", name) for name in ("qpos", "qvel", "effort", "base_action", "action")),
         }
-        for name, wanted in (("qvel", known["state"] * 2), ("base_action", known["action"][:, :2])):
+        numbers = {
+            "qpos": known["state"],
+            "qvel": known["state"] * 2,
+            "effort": known["state"] * 3,
+            "base_action": known["action"][:, :2],
+            "action": known["action"],
+        }
+        for name, wanted in numbers.items():
             np.testing.assert_array_equal(episode.numeric(stream(episode, name)), wanted)
+        np.testing.assert_allclose(np.stack(frames(episode, "cam_high_depth")), millimetres() / 1000, rtol=1e-6)
+        assert identities(frames(episode, "cam_high")) == WANTED
 
 
 def test_with_a_layout_only_what_it_names(tmp_path, known):

@@ -79,6 +79,8 @@ def test_unreadable_episode_metadata(dataset):
         ("file_index", -1),
         ("file_index", 7),
         ("chunk_index", 3),
+        ("chunk_index", None),
+        ("chunk_index", float("nan")),
         ("from_timestamp", None),
         ("from_timestamp", float("nan")),
         ("from_timestamp", 0.0),
@@ -131,7 +133,7 @@ def test_times_summed_in_float32_drift_but_frames_do_not(tmp_path):
     for row, length in zip(dataset.meta, lengths, strict=True):
         row["videos/observation.images.left/from_timestamp"] = float(at)
         at = np.float32(at + np.float32(length) / np.float32(29.97))
-    warnings = check(dataset.write(), [0, 17, 49], ["left"], lengths)
+    warnings = check(dataset.write(), range(50), ["left"], lengths)
     assert any("from_timestamp" in warning for warning in warnings)
 
 

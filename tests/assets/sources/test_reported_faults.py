@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from knonik.ingest import run
+from knonik.ingest import pack, run
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base_contract import as_array
+from knonik_loader import MultiShardedDataLoader
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import bag_of
-from tests.assets.sources.support import V2, V3, frames, jpeg, only_episode, source, stream
+from tests.assets.sources.support import V2, V3, encode_video, frames, jpeg, only_episode, png, source, stream
 from tests.support.road import tree, write_json
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -59,6 +60,80 @@ def test_episodes_without_a_word_about_their_videos(tmp_path):
         for key in [key for key in row if key.startswith("videos/")]:
             del row[key]
     assert own_frames(dataset.write()) == WANTED
+
+
+def test_videos_joined_packet_by_packet_and_times_summed_in_float32(tmp_path):
+    """As a recorder joins them: every episode's packets behind the last ones, at a place summed from its own duration."""
+    lengths = [7 + episode % 11 for episode in range(50)]
+    dataset = V3(tmp_path / "set", lengths, {"left": [50]}, size=(80, 80), gop=50)
+    dataset.write()
+    at = np.float32(0)
+    with av.open(str(dataset.video_path("left", 0)), "w") as joined:
+        video = None
+        for episode, row in enumerate(dataset.meta):
+            encode_video(tmp_path / "one.mp4", dataset.episodes[episode]["cam_0"], gop=50)
+            with av.open(str(tmp_path / "one.mp4")) as one:
+                video = video or joined.add_stream_from_template(one.streams.video[0])
+                row["videos/observation.images.left/from_timestamp"] = float(at)
+                for packet in one.demux(video=0):
+                    if packet.dts is None:
+                        continue
+                    shift = round(float(at) / packet.time_base)
+                    packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+                    packet.stream = video
+                    joined.mux(packet)
+            at = np.float32(at + np.float32(lengths[episode]) * np.float32(1 / 30))
+            row["videos/observation.images.left/to_timestamp"] = float(at)
+    dataset.write_meta()
+    wanted = [(episode, frame) for episode, length in enumerate(lengths) for frame in range(length)]
+    assert own_frames(dataset.root) == wanted
+
+
+def test_scrambled_row_ranges_over_pictures_in_parquet(tmp_path):
+    """As a converter left them that counted wrongly: which rows are an episode's, only they themselves say."""
+    dataset = V3(tmp_path / "set", LENGTHS, {}, [1, 2])
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+    def rows(episode):
+        cells = [{"bytes": png(picture), "path": None} for picture in dataset.episodes[episode]["cam_0"]]
+        return dataset.rows(episode) | {"observation.images.left": pa.array(cells, kind)}
+
+    dataset.episodes = [episode_arrays(number, length, cameras=1) for number, length in enumerate(LENGTHS)]
+    for row in dataset.meta:
+        row["dataset_from_index"], row["dataset_to_index"] = 10 * row["episode_index"], 10 * row["episode_index"] + 1
+    root = dataset.write(rows)
+    assert own_frames(root) == WANTED
+    found = source(root, "lerobot_v3")
+    for ref, length in zip(found.episodes(), LENGTHS, strict=True):
+        with found.open(ref) as episode:
+            assert episode.numeric(stream(episode, "state"))[:, 1].tolist() == list(range(length))
+            assert episode.facts.warnings == []
+
+
+def test_a_damaged_picture_costs_its_own_episode_of_a_shared_file(tmp_path):
+    """Those before and behind it in the file are whole, down to the frames next to it."""
+    dataset = V3(tmp_path / "set", LENGTHS, {"left": [3]}, gop=1)
+    root = dataset.write()
+    path = dataset.video_path("left", 0)
+    victim = LENGTHS[0] + 2  # the third frame of episode 1
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    start, size = places[victim]
+    data[start + size // 4 : start + size // 2] = bytes(b ^ 0x5A for b in data[start + size // 4 : start + size // 2])
+    path.write_bytes(bytes(data))
+    report = run(
+        {"dir_type": "lerobot_v3", "preset": {"rgb": {"codec": "jpeg"}}}, root, tmp_path / "out", engine="inline"
+    )
+    assert [one.source_id for one in report.written] == ["0", "2"]
+    assert [one.source_id for one in report.failed] == ["1"]
+    assert "file-000.mp4" in report.failed[0].reason
+    for one in report.written:
+        reader = EpisodeReader(tmp_path / "out" / one.episode_id)
+        number = int(one.source_id)
+        assert [read_stamp(picture) for picture in reader.rgb("left")] == [
+            (0, number, t) for t in range(LENGTHS[number])
+        ]
 
 
 @pytest.mark.parametrize("b_frames", [0, 3])
@@ -119,7 +194,8 @@ def test_the_same_bytes_whatever_the_order_of_sets(tmp_path):
 
 def test_equal_numbers_of_tasks_in_two_datasets_keep_their_own_texts(tmp_path):
     """After a merge every frame had the first dataset's task of its number. Rows of the table are in no order, too."""
-    for name, texts in (("one", ["pick", "place", "lift"]), ("two", ["open", "shut", "turn"])):
+    known = {"one": ["pick", "place", "lift"], "two": ["open", "shut", "turn"]}
+    for name, texts in known.items():
         dataset = V3(tmp_path / name, [3, 4, 5], {"left": [3]})
         dataset.tasks = texts
 
@@ -136,6 +212,20 @@ def test_equal_numbers_of_tasks_in_two_datasets_keep_their_own_texts(tmp_path):
             for number in range(3)
         ]
         assert told == texts
+        pack(tmp_path / "out" / name, tmp_path / "packed" / name, name, 4, 2, storage_profile="training_fast")
+    datasets = [
+        (name, {"loader": {"hlp_manifest": str(tmp_path / "packed" / name / "hlp_manifest.json")}, "streams": {}})
+        for name in known
+    ]
+    shared = {"decode_mode": "random_access", "chunk_len": 1, "batch_size": 6}
+    seen = set()
+    with MultiShardedDataLoader(datasets=datasets, weights=[0.5, 0.5], loader_cfg=shared) as loader:
+        for batch in loader:
+            rows = zip(batch["_sample_dataset_names"], batch["_episode_ids"], batch["_language"], strict=True)
+            for name, episode, text in rows:
+                assert text == known[name][int(episode[-1])]
+                seen.add((name, episode))
+    assert len(seen) == 6
 
 
 def test_each_dataset_records_the_order_of_its_channels(tmp_path):

@@ -6,10 +6,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from knonik.ingest import run
+from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base import EncodedImage
 from knonik_assets.sources.ros.pictures import RawPicture, compressed_depth, kind_of_encoding, raw_depth, raw_rgb
 from knonik_loader.errors import EpisodeError
-from tests.assets.sources.bags import Bag, at, png16
+from tests.assets.sources.bags import Bag, at, bag_of, png16
 from tests.assets.sources.support import frames, jpeg, only_episode, png, source, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
@@ -229,6 +231,41 @@ def test_compressed_depth(pixel, how, form):
         return
     out = compressed_depth(text, data, "x")
     np.testing.assert_array_equal(out, MILLIMETRES if pixel == "16UC1" else METRES)
+
+
+@pytest.mark.parametrize("how", ["bag", "mcap", "sqlite3"])
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ("16UC1; compressedDepth png", False),
+        ("16UC1; compressedDepth rvl", False),
+        ("16UC1; compressedDepth", False),
+        ("16UC1", True),
+        ("32FC1; compressedDepth png", False),
+        ("32FC1; compressedDepth rvl", False),
+        ("32FC1; compressedDepth", False),
+        ("32FC1", True),
+    ],
+)
+def test_compressed_depth_in_recordings_is_in_metres_once_ingested(tmp_path, how, form, named):
+    """``named``: nothing but the topic's name says what the bytes are."""
+    bag = bag_of(how)
+    stored = np.minimum(MILLIMETRES, 9000) if form.startswith("16UC1") else CODES
+    metres = stored / 1000 if form.startswith("16UC1") else METRES.astype(np.float64)
+    topic = "/cam/depth/image_raw/compressedDepth" if named else "/cam/depth/image_raw/packed"
+    for t in range(3):
+        values = np.roll(stored, t, axis=1)
+        payload = rvl(values) if "rvl" in form else png16(values)
+        bag.rgb("/cam/image_raw", at(t), STAMPED[t])
+        bag.compressed(topic, at(t), struct.pack("<iff", 0, A, B) + payload, form)
+    config = {"dir_type": "rosbag", "preset": {"rgb": {"codec": "jpeg"}, "depth": {"quantization_mm": 1}}}
+    (written,) = run(config, bag.write(tmp_path / "run", how), tmp_path / "out", engine="inline").written
+    reader = EpisodeReader(tmp_path / "out" / written.episode_id)
+    (name,) = reader.metadata.depth_streams
+    found = np.stack(list(reader.depth(name))).astype(np.float64)
+    wanted = np.stack([np.roll(metres, t, axis=1) for t in range(3)])
+    np.testing.assert_array_equal(found == 0, wanted == 0)
+    np.testing.assert_allclose(found * reader.depth_quantization_mm(name) / 1000, wanted, atol=6e-4)
 
 
 def test_compressed_depth_of_drivers_without_the_header():
