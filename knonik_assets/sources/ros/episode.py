@@ -258,6 +258,9 @@ class RosEpisode:
                 found.warnings.append(
                     f"layout.{what} has no effect: a bag's numeric topics are all taken, with their own names and times"
                 )
+        colour = [one.camera.encoding for one in streams if one.camera is not None and one.spec.kind == "rgb"]
+        if self._config.jpeg_channel_order == "bgr" and colour and not {"jpeg", "png"} & {*colour}:
+            found.warnings.append(f"{self._name}: jpeg_channel_order has no effect: no picture in it is encoded")
         attributes: dict[str, Any] = {
             "source_bag": ref.path.name if ref.path.is_file() else ref.name,
             "ros_cameras": [one.spec.name for one in streams if one.spec.kind == "rgb"],
