@@ -47,8 +47,9 @@ def check(root, episodes=EVERY, cameras=("left", "right"), lengths=LENGTHS, **ke
     return warnings
 
 
-def test_cameras_and_data_that_roll_on_their_own(dataset):
-    assert check(dataset.write()) == []
+@pytest.mark.parametrize("data_rolls", [[2, 3], [5], [1, 1, 1, 1, 1]])
+def test_cameras_and_data_that_roll_on_their_own(tmp_path, data_rolls):
+    assert check(V3(tmp_path / "set", LENGTHS, ROLLS, data_rolls).write()) == []
 
 
 def test_without_any_episode_metadata(dataset):
@@ -110,6 +111,15 @@ def test_indices_stored_as_lists_or_floats(dataset, make):
         for key in row:
             if key.endswith(("chunk_index", "file_index")):
                 row[key] = make(row[key])
+    assert check(dataset.write()) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, -1, 7])
+def test_a_data_file_that_the_metadata_cannot_name(dataset, value):
+    for row in dataset.meta:
+        row["data/chunk_index"] *= 1.0
+        row["data/file_index"] *= 1.0
+    dataset.meta[2]["data/chunk_index"] = dataset.meta[3]["data/file_index"] = value
     assert check(dataset.write()) == []
 
 
