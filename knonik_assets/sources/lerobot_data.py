@@ -20,7 +20,17 @@ from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta
 from knonik_assets.sources.trees import check_inside
 from knonik_loader.errors import EpisodeError, SourceError
 
-__all__ = ["INDEX_COLUMNS", "DataIndex", "Run", "build_index", "is_picture", "is_vector", "to_rows", "whole_numbers"]
+__all__ = [
+    "INDEX_COLUMNS",
+    "DataIndex",
+    "Run",
+    "build_index",
+    "is_list",
+    "is_picture",
+    "is_vector",
+    "to_rows",
+    "whole_numbers",
+]
 
 INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index", "subtask_index")
 _PICTURE_ROWS = 16
@@ -228,6 +238,11 @@ def _add_file(index: DataIndex, number: int, table: pa.Table, times: bool) -> No
 
 
 _LISTS = (pa.types.is_list, pa.types.is_fixed_size_list, pa.types.is_large_list)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return any(known(kind) for known in _LISTS)
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:

@@ -7,7 +7,6 @@ import posixpath
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -17,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
-from knonik_assets.sources.base import EpisodeFacts, Frame, Language, StreamSpec
+from knonik_assets.sources.base import EpisodeFacts, Frame, StreamSpec
 from knonik_assets.sources.clocks import unrounded
 from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
-from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, to_rows, whole_numbers
+from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, is_list, to_rows, whole_numbers
+from knonik_assets.sources.lerobot_language import ANNOTATIONS, instruction, read_annotations
 from knonik_assets.sources.lerobot_layout import Choice, bare_name, choose
 from knonik_assets.sources.lerobot_meta import DepthCode, Meta
 from knonik_assets.sources.lerobot_videos import Camera, Place, file_name
@@ -33,6 +33,8 @@ from knonik_loader.khlp.colour import Converter
 __all__ = ["LeRobotEpisode", "picture_file"]
 
 _TOP_CODE = 4095
+_EXACT = 2.0**24
+"""Whole numbers up to this one are exact in float32."""
 Held = Literal["video", "picture"]
 
 
@@ -65,12 +67,13 @@ class LeRobotEpisode:
         self.facts = EpisodeFacts()
         choices = choose(config, meta, data.schema(episode), cameras, str(meta.root), self.facts.warnings)
         columns = [choice.key for choice in choices if choice.kind == "numeric"]
-        self._table = data.table(episode, [*INDEX_COLUMNS, *columns])
+        said = [field.name for field in data.schema(episode) if field.name in ANNOTATIONS and is_list(field.type)]
+        self._table = data.table(episode, [*INDEX_COLUMNS, *said, *columns])
         self._rows = self._table.num_rows
         self._times = self._read_times()
         self._check_rows()
         self.facts.timestamps = self._clock()
-        self.facts.language = self._language()
+        self._say()
         streams = [self._described(choice) for choice in choices]
         self.streams: Sequence[StreamSpec] = tuple(one.spec for one in streams)
         check_streams(self.streams, self._where)
@@ -109,29 +112,14 @@ class LeRobotEpisode:
         fps, times = self._meta.fps, self._times
         return times if times is None or not fps else unrounded(times, fps)
 
-    def _language(self) -> Language | None:
-        hint = self._meta.hints.get(self._episode)
-        hinted = hint.tasks[0] if hint is not None and hint.tasks else None
-        if "task_index" not in self._table.column_names:
-            return Language(hinted) if hinted else None
-        numbers = to_rows(self._table["task_index"], self._where)[0][:, 0]
-        unknown = sorted({int(n) for n in np.unique(numbers[np.isfinite(numbers)])} - set(self._meta.tasks))
-        if unknown:
-            self.facts.warnings.append(f"{self._where}: task_index {unknown[0]} has no text in the tasks file")
-        texts = [self._meta.tasks.get(int(n), "") if np.isfinite(n) else "" for n in numbers]
-        cuts = [0, *(i for i in range(1, len(texts)) if texts[i] != texts[i - 1]), len(texts)]
-        spans = [(start, stop, texts[start]) for start, stop in pairwise(cuts) if texts[start]]
-        if not spans:
-            return Language(hinted) if hinted else None
-        if len(spans) == 1:
-            return Language(spans[0][2])
+    def _say(self) -> None:
+        """Tasks, subtasks and annotations."""
         clock = self.facts.timestamps
         if clock is None:
             clock = np.arange(self._rows) / (self._config.fps or self._meta.fps or 30.0)
-        segments = tuple(
-            (float(clock[start]), float(clock[min(stop, self._rows - 1)]), text) for start, stop, text in spans
-        )
-        return Language(spans[0][2], segments=segments)
+        warnings = self.facts.warnings
+        self.facts.language = instruction(self._meta, self._episode, self._table, clock, self._where, warnings)
+        self.facts.attributes.update(read_annotations(self._table, clock, self._where, warnings))
 
     def _described(self, choice: Choice) -> _Stream:
         rate = choice.fps or self._config.fps or self._meta.fps
@@ -282,9 +270,15 @@ class LeRobotEpisode:
         with np.errstate(over="ignore"):  # said below, in words
             found = np.ascontiguousarray(rows, np.float32)
         lost = int(np.isinf(found).sum() - np.isinf(rows).sum()) if rows.dtype.kind == "f" else 0
+        told = []
         if lost:
-            with self._lock:
-                self.facts.warnings.append(f"{where}: {lost} values beyond what float32 holds become infinite")
+            told.append(f"{where}: {lost} values beyond what float32 holds become infinite")
+        if rows.dtype.itemsize > 2 and rows.dtype.kind in "iuf":
+            beyond = np.isfinite(rows) & (np.abs(found) >= _EXACT)
+            if (beyond & (found.astype(rows.dtype) != rows)).any():
+                told.append(f"{where}: numbers beyond 2**24 lose their last digits in float32")
+        with self._lock:
+            self.facts.warnings += told
         return found
 
     def stream_times(self, spec: StreamSpec) -> npt.NDArray[np.float64] | None:
@@ -313,6 +307,8 @@ class LeRobotEpisode:
             digest.update(times.tobytes())
         said = self.facts.language
         digest.update(repr((said, [(spec.name, spec.fps, spec.channel_names) for spec in self.streams])).encode())
+        noted = {name: self.facts.attributes[name] for name in ANNOTATIONS if name in self.facts.attributes}
+        digest.update(repr(noted).encode() if noted else b"")
         for one in self._streams.values():
             digest.update(f"{one.spec.kind} {one.choice.key} {one.spec.shape} {one.spec.length}".encode())
             if one.place is not None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, is_picture, is_vector
+from knonik_assets.sources.lerobot_language import ANNOTATIONS
 from knonik_assets.sources.lerobot_meta import Meta
 from knonik_assets.sources.naming import nearest, safe_stream_name
 from knonik_loader.errors import SourceError
@@ -133,7 +134,9 @@ def _numeric(config: IngestConfig, schema: pa.Schema, where: str, warnings: list
         left_out = [
             field.name
             for field in schema
-            if field.name not in INDEX_COLUMNS and not is_vector(field.type) and not is_picture(field.type)
+            if field.name not in (*INDEX_COLUMNS, *ANNOTATIONS)
+            and not is_vector(field.type)
+            and not is_picture(field.type)
         ]
         if left_out:
             warnings.append(f"{where}: left out, as they are no numbers: {', '.join(left_out)}")

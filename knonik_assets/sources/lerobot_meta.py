@@ -104,6 +104,7 @@ class Meta:
     data_path: str
     video_path: str
     tasks: dict[int, str]
+    subtasks: dict[int, str]
     hints: dict[int, EpisodeHint]
     info: Mapping[str, Any]
     """``info.json`` as it is."""
@@ -119,7 +120,7 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
     path = root / "meta" / "info.json"
     _check_links(root)
     try:
-        info = json.loads(path.read_text("utf-8"))
+        info = json.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError as error:
         raise SourceError(f"{root}: no meta/info.json, so this is no LeRobot dataset.") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -145,7 +146,8 @@ def read_meta(root: Path, version: Version = 3) -> Meta:
         },
         data_path=_template(info.get("data_path"), data_path, "data_path", path, version, warnings),
         video_path=_template(info.get("video_path"), video_path, "video_path", path, version, warnings),
-        tasks=_read_tasks(root, warnings),
+        tasks=_read_texts(root, "task", warnings),
+        subtasks=_read_texts(root, "subtask", warnings),
         hints=_read_hints(root, warnings) if version == 3 else _read_hint_lines(root, warnings),
         info=info,
         warnings=warnings,
@@ -273,26 +275,39 @@ def index_of(value: Any) -> int | None:  # noqa: ANN401 - raw parquet
     return int(number) if number is not None and 0 <= number < 1 << 62 and number == int(number) else None
 
 
-def _read_tasks(root: Path, warnings: list[str]) -> dict[int, str]:
-    """Task text by task_index: by value, whatever the order of the rows."""
-    rows: list[dict[str, Any]] = []
-    parquet, lines = root / "meta" / "tasks.parquet", root / "meta" / "tasks.jsonl"
+def _read_texts(root: Path, name: str, warnings: list[str]) -> dict[int, str]:
+    """Text of a task or subtask by its index: by value, whatever the order of the rows."""
+    rows: list[Any] = []
+    parquet, lines = root / "meta" / f"{name}s.parquet", root / "meta" / f"{name}s.jsonl"
     try:
         if parquet.exists():
             rows = pq.read_table(parquet).to_pylist()
         elif lines.exists():
-            rows = [json.loads(line) for line in lines.read_text("utf-8").splitlines() if line.strip()]
-    except (*PARQUET_FAULTS, RecursionError) as error:
-        warnings.append(f"{parquet if parquet.exists() else lines}: unreadable, so tasks have no text: {error}")
-    tasks: dict[int, str] = {}
+            rows = list(_json_lines(lines, warnings))
+    except PARQUET_FAULTS as error:
+        warnings.append(f"{parquet if parquet.exists() else lines}: unreadable, so {name}s have no text: {error}")
+    texts: dict[int, str] = {}
     for row in rows:
         if not isinstance(row, dict):
-            warnings.append(f"{lines}: {str(row)[:40]!r} is no task; left out")
+            warnings.append(f"{lines}: {str(row)[:40]!r} is no {name}; left out")
             continue
-        index, text = index_of(row.get("task_index")), row.get("task", row.get("__index_level_0__"))
+        index, text = index_of(row.get(f"{name}_index")), row.get(name, row.get("__index_level_0__"))
         if index is not None and isinstance(text, str):
-            tasks[index] = text
-    return tasks
+            texts[index] = text
+    return texts
+
+
+def _json_lines(path: Path, warnings: list[str]) -> Iterator[Any]:
+    """The values of a file of JSON lines. Only a line feed ends a line: texts may hold other line separators."""
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            warnings.append(f"{path}, line {number}: unreadable: {error}")
+            continue
+        yield value
 
 
 def _read_hints(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
@@ -318,22 +333,14 @@ def _read_hint_lines(root: Path, warnings: list[str]) -> dict[int, EpisodeHint]:
     hints: dict[int, EpisodeHint] = {}
     path = root / "meta" / "episodes.jsonl"
     try:
-        lines = path.read_text("utf-8").splitlines()
+        for row in _json_lines(path, warnings):
+            episode = index_of(row.get("episode_index")) if isinstance(row, dict) else None
+            if episode is not None:
+                hints[episode] = _hint(row)
     except FileNotFoundError:
         warnings.append(f"{path} is missing: episodes are known by their files alone")
-        return hints
     except (OSError, ValueError) as error:
         warnings.append(f"{path}: unreadable, so episodes are known by their files alone: {error}")
-        return hints
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError) as error:
-            warnings.append(f"{path}, line {number}: unreadable: {error}")
-            continue
-        episode = index_of(row.get("episode_index")) if isinstance(row, dict) else None
-        if episode is not None:
-            hints[episode] = _hint(row)
     return hints
 
 

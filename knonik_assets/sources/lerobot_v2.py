@@ -6,6 +6,7 @@ Episodes are known by the names of their files; ``info.json`` and ``episodes.jso
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,10 @@ import pyarrow.parquet as pq
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
-from knonik_assets.sources.lerobot_data import DataIndex, Run, whole_numbers
+from knonik_assets.sources.lerobot_data import DataIndex, Run, to_rows, whole_numbers
 from knonik_assets.sources.lerobot_episode import Held, LeRobotEpisode, picture_file
 from knonik_assets.sources.lerobot_files import check_key, find_episode_file, signature, spell
+from knonik_assets.sources.lerobot_language import text_numbers
 from knonik_assets.sources.lerobot_layout import choose, find_cameras
 from knonik_assets.sources.lerobot_meta import PARQUET_FAULTS, Meta, read_meta, wrong_totals
 from knonik_assets.sources.lerobot_videos import OneFile
@@ -199,10 +201,12 @@ class LeRobotV2Source:
         episode, path = self._file(ref)
         data = _index(path, episode)
         meta, rows = dataset.meta, data.length(episode)
+        first = _first_time(data, episode)
         maps = {}
         for key, held in dataset.cameras.items():
             if held == "video":
-                maps[key] = OneFile(key, self._video(episode, key), spell(meta, meta.video_path, episode, key), rows)
+                named = spell(meta, meta.video_path, episode, key)
+                maps[key] = OneFile(key, self._video(episode, key), named, rows, first)
         opened = LeRobotEpisode(self.config, meta, data, dataset.cameras, maps, episode)
         warning = _check_number(path, data, episode)
         if warning is not None:
@@ -218,6 +222,15 @@ def _index(path: Path, episode: int) -> DataIndex:
     return DataIndex([path], {episode: [Run(0, 0, rows)]})
 
 
+def _first_time(data: DataIndex, episode: int) -> float | None:
+    """Seconds of the first row; None where it has none."""
+    table = data.table(episode, ["timestamp"])
+    if "timestamp" not in table.column_names or not table.num_rows:
+        return None
+    first = float(to_rows(table["timestamp"], f"episode {episode}: timestamp")[0][0, 0])
+    return first if math.isfinite(first) else None
+
+
 def _check_number(path: Path, data: DataIndex, episode: int) -> str | None:
     """Whether the rows say that they are of the episode that the file's name says."""
     table = data.table(episode, ["episode_index"])
@@ -230,11 +243,17 @@ def _check_number(path: Path, data: DataIndex, episode: int) -> str | None:
 
 
 def _tasks(data: DataIndex, meta: Meta, episode: int) -> list[str | None]:
-    table = data.table(episode, ["task_index"])
-    if "task_index" not in table.column_names:
-        hint = meta.hints.get(episode)
-        return list(hint.tasks) if hint is not None else []
-    return [meta.tasks.get(int(number)) for number in table["task_index"].unique().to_pylist() if number is not None]
+    """Texts of the episode's tasks, then of its subtasks."""
+    table = data.table(episode, ["task_index", "subtask_index"])
+    found: list[str | None] = []
+    for name, known in (("task_index", meta.tasks), ("subtask_index", meta.subtasks)):
+        if name in table.column_names:
+            numbers = dict.fromkeys(text_numbers(table[name], f"{meta.root}, episode {episode}: {name}").tolist())
+            found += [known.get(int(number)) for number in numbers if math.isfinite(number)]
+        elif name == "task_index":
+            hint = meta.hints.get(episode)
+            found += hint.tasks if hint is not None else ()
+    return found
 
 
 def _loose_pictures(data: DataIndex, meta: Meta, episode: int, key: str) -> list[Path]:

@@ -75,7 +75,9 @@ def _loaded(root: Path, _signature: str) -> Dataset:
         files = list_files(root, meta.video_path, key)
         maps[key] = CameraMap(key, files, hints, rows, data.first_time, _Named(meta.video_path, key), root)
     schema = data.schema(min(data.runs))
-    cameras = find_cameras(meta, schema, [key for key, camera in maps.items() if camera.files])
+    on_disk = [key for key, camera in maps.items() if camera.files or camera.hints]
+    declared = [key for key, feature in meta.features.items() if feature.dtype == "video"]
+    cameras = find_cameras(meta, schema, on_disk or declared)  # without any video, every episode says what it misses
     return Dataset(meta, data, schema, cameras, maps)
 
 

@@ -57,9 +57,11 @@ class OneFile:
     named: str
     """The file's name, for messages."""
     rows: int
+    first_time: float | None = None
+    """Timestamp of the first row."""
 
     def locate(self, episode: int) -> Place:
-        """See `Camera.locate`."""
+        """See `Camera.locate`. Where frames belong to no row, the first row's time tells which."""
         if self.path is None:
             raise EpisodeError(
                 f"episode {episode}: {self.named} is missing (a partial download?); fetch it, or list only the cameras "
@@ -68,7 +70,23 @@ class OneFile:
         index = index_video(self.path)
         spare = len(index) - self.rows
         warning = f"{self.key}: {spare} frames of {file_name(index)} belong to no row" if spare > 0 else None
-        return Place(index, 0, warning, own_file=spare == 0)
+        start = self._start(index, episode) if spare > 0 else 0
+        return Place(index, start, warning, own_file=spare == 0)
+
+    def _start(self, index: VideoIndex, episode: int) -> int:
+        """Rank of the first row's frame. Rows' times count from the file's zero, or from its first frame."""
+        if self.first_time is None:
+            return 0
+        found = {
+            nearest_rank(index, base + self.first_time) for base in dict.fromkeys((0.0, float(index.seconds[0])))
+        } - {None}
+        if len(found) != 1:
+            what = "more than one frame" if found else "none"
+            raise EpisodeError(
+                f"episode {episode}: {file_name(index)} has {len(index)} frames for {self.rows} rows, {what} at the "
+                f"first row's time of {self.first_time:.4f} s, so which belong to which row can't be told."
+            )
+        return found.pop() or 0
 
 
 @dataclass(slots=True)
@@ -103,6 +121,8 @@ class CameraMap:
         """
         hint = self.hints.get(episode, VideoHint(None, None, None))
         problem = f"the metadata names no file of {self.key} for it"
+        if not self.files:
+            problem = f"there is no video of {self.key}; list only the cameras that are there in layout.images"
         if hint.file is not None and hint.file not in self.files:
             problem = (
                 f"{self.named(hint.file)} is missing (a partial download?); fetch it, or list only the cameras that "
@@ -162,15 +182,14 @@ class CameraMap:
 
     def _starts(self, index: VideoIndex, group: list[int], base: float) -> dict[int, int]:
         """Rank of each episode's first frame by the metadata's time; episodes whose time hits no frame are left out."""
-        seconds, starts = index.seconds, {}
+        starts: dict[int, int] = {}
         for episode in group:
             start = self.hints[episode].start
-            if start is None or not len(seconds):
+            if start is None:
                 continue
             wanted = base + start + self.first_time.get(episode, 0.0)
-            right = int(np.searchsorted(seconds, wanted))
-            near = min((r for r in (right - 1, right) if 0 <= r < len(seconds)), key=lambda r: abs(seconds[r] - wanted))
-            if abs(seconds[near] - wanted) < max(index.period, 1e-3) / 2:
+            near = nearest_rank(index, wanted)
+            if near is not None:
                 starts[episode] = near
         return starts
 
@@ -246,6 +265,16 @@ class CameraMap:
             if at != frames:
                 return None
         return None if left else tiling
+
+
+def nearest_rank(index: VideoIndex, wanted: float) -> int | None:
+    """The frame that is shown at a time, seconds; None where none is within half a frame of it."""
+    seconds = index.seconds
+    if not len(seconds):
+        return None
+    right = int(np.searchsorted(seconds, wanted))
+    near = min((r for r in (right - 1, right) if 0 <= r < len(seconds)), key=lambda r: abs(seconds[r] - wanted))
+    return near if abs(seconds[near] - wanted) < max(index.period, 1e-3) / 2 else None
 
 
 def file_name(index: VideoIndex) -> str:

@@ -1,0 +1,191 @@
+"""LeRobot datasets as other people's tools leave them: trimmed, annotated, half recorded."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from knonik_assets.sources.images import decode_image
+from knonik_loader.errors import EpisodeError
+from tests.assets.sources.support import V2, V3, frames, source, stream
+from tests.support.stamps import read_stamp
+
+BOTH = pytest.mark.parametrize("reader", ["lerobot_v2", "lerobot_v3"])
+
+
+def make(root, reader="lerobot_v2", lengths=(12, 8), **keys):
+    return V2(root, lengths, **keys) if reader == "lerobot_v2" else V3(root, lengths, {"left": [len(lengths)]}, **keys)
+
+
+def kept(dataset, rows_of, **columns):
+    """A method for some of an episode's rows; ``columns`` are replaced by what functions of their number make."""
+
+    def rows(episode):
+        chosen = list(rows_of(dataset.lengths[episode]))
+        found = {name: column.take(pa.array(chosen)) for name, column in type(dataset).rows(dataset, episode).items()}
+        return found | {name: make_column(len(chosen)) for name, make_column in columns.items()}
+
+    return rows
+
+
+def opened(root, reader, number=0, **keys):
+    found = source(root, reader, **keys)
+    return found.open(found.episodes()[number])
+
+
+def shown(episode, camera="left"):
+    pictures = episode.frames(stream(episode, camera))
+    return [read_stamp(picture if isinstance(picture, np.ndarray) else decode_image(picture)) for picture in pictures]
+
+
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_rows_cut_at_the_front_keep_their_frames(tmp_path, renumbered):
+    """The video still holds every frame, and the rows' times tell which are theirs."""
+    columns = {"frame_index": lambda n: pa.array(range(n), pa.int64())} if renumbered else {}
+    dataset = make(tmp_path)
+    dataset.write(kept(dataset, lambda n: range(5, n), **columns))
+    with opened(tmp_path, "lerobot_v2") as episode:
+        assert shown(episode) == [(0, 0, frame) for frame in range(5, 12)]
+        assert episode.numeric(stream(episode, "state"))[:, 1].tolist() == list(range(5, 12))
+        assert any("5 frames" in text and "belong to no row" in text for text in episode.facts.warnings)
+
+
+def test_frames_too_many_and_a_time_that_none_of_them_has_are_refused(tmp_path):
+    dataset = make(tmp_path)
+    late = {"timestamp": lambda n: pa.array(100 + np.arange(n) / 30, pa.float64())}
+    dataset.write(kept(dataset, lambda n: range(n - 1), **late))
+    with pytest.raises(EpisodeError, match=r"12 frames for 11 rows, none at the first row's time of 100\.0000 s"):
+        opened(tmp_path, "lerobot_v2")
+
+
+def test_frames_too_many_where_times_can_be_read_in_two_ways_are_refused(tmp_path):
+    """The video's first frame is shown at 0.1 s: rows that begin at 0.1 s mean it, or the one 0.1 s behind it."""
+    dataset = make(tmp_path, pts=[1000 * (frame + 3) for frame in range(12)], lengths=(12,))
+    begins = {"timestamp": lambda n: pa.array((np.arange(n) + 3) / 30, pa.float64())}
+    dataset.write(kept(dataset, lambda n: range(n - 4), **begins))
+    with pytest.raises(EpisodeError, match="more than one frame at the first row's time"):
+        opened(tmp_path, "lerobot_v2")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda n: pa.array([[1]] * n, pa.list_(pa.int64())),
+        lambda n: pa.array([[1]] * n, pa.list_(pa.int64(), 1)),
+        lambda n: pa.array([1.0] * (n - 2) + [float("nan"), None], pa.float64()),
+    ],
+)
+def test_task_numbers_of_every_type(tmp_path, reader, values):
+    dataset = make(tmp_path, reader)
+    dataset.write(kept(dataset, range, task_index=values))
+    found = source(tmp_path, reader)
+    found.fingerprint(found.episodes()[0], Cache())
+    with opened(tmp_path, reader) as episode:
+        assert episode.facts.language.instruction == "task 1"
+
+
+def test_a_text_with_other_line_ends_in_it_is_one_line(tmp_path):
+    dataset = make(tmp_path)
+    dataset.write()
+    lines = [{"task_index": 0, "task": "put\u2028it\x85down\x0bthere"}, {"task_index": 1, "task": "other"}]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (tmp_path / "meta/tasks.jsonl").write_text(text, encoding="utf-8")
+    for number, line in enumerate(lines):
+        with opened(tmp_path, "lerobot_v2", number) as episode:
+            assert episode.facts.language.instruction == line["task"]
+
+
+def test_a_broken_line_costs_its_task_alone(tmp_path):
+    dataset = make(tmp_path)
+    dataset.write()
+    text = '{"task_index": 0, "task": "one"}\n{"task_ind\n{"task_index": 1, "task": "two"}\n'
+    (tmp_path / "meta/tasks.jsonl").write_text(text)
+    found = source(tmp_path, "lerobot_v2")
+    with found.open(found.episodes()[1]) as episode:
+        assert episode.facts.language.instruction == "two"
+    assert any("tasks.jsonl, line 2: unreadable" in text for text in found.warnings)
+
+
+@BOTH
+def test_json_that_begins_with_a_byte_order_mark(tmp_path, reader):
+    dataset = make(tmp_path, reader)
+    dataset.write()
+    path = tmp_path / "meta/info.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with opened(tmp_path, reader) as episode:
+        assert len(frames(episode, "left")) == 12
+
+
+@BOTH
+def test_subtasks_are_segments(tmp_path, reader):
+    dataset = make(tmp_path, reader, lengths=(12,))
+    dataset.write(kept(dataset, range, subtask_index=lambda n: pa.array([row // 6 for row in range(n)], pa.int64())))
+    table = pa.table({"subtask": ["grasp", "reach"], "subtask_index": [1, 0]})
+    pq.write_table(table, tmp_path / "meta/subtasks.parquet")
+    found = source(tmp_path, reader)
+    before = found.fingerprint(found.episodes()[0], Cache())
+    with found.open(found.episodes()[0]) as episode:
+        said = episode.facts.language
+        assert said.instruction == "task 0"
+        assert said.segments == ((0.0, 0.2, "reach"), (0.2, pytest.approx(11 / 30), "grasp"))
+    pq.write_table(table.set_column(0, "subtask", pa.array(["hold", "reach"])), tmp_path / "meta/subtasks.parquet")
+    found = source(tmp_path, reader)
+    assert found.fingerprint(found.episodes()[0], Cache()) != before
+
+
+@BOTH
+def test_annotations_go_into_the_metadata(tmp_path, reader):
+    dataset = make(tmp_path, reader, lengths=(12,))
+    plan = {"role": "assistant", "content": "reach", "style": "subtask", "timestamp": 0.1, "tool_calls": None}
+    event = {"role": "user", "content": "stop", "camera": None}
+    columns = {
+        "language_persistent": lambda n: pa.array([[plan]] * n),
+        "language_events": lambda n: pa.array([[event] if row == 3 else [] for row in range(n)]),
+    }
+    dataset.write(kept(dataset, range, **columns))
+    with opened(tmp_path, reader) as episode:
+        assert episode.facts.attributes["language_persistent"] == [plan]
+        assert episode.facts.attributes["language_events"] == [{"time": 0.1, **event}]
+        assert not any("language" in text for text in episode.facts.warnings)
+        assert {spec.name for spec in episode.streams if spec.kind == "numeric"} == {"state", "action"}
+
+
+@BOTH
+def test_numbers_that_float32_cannot_tell_apart_are_told(tmp_path, reader):
+    dataset = make(tmp_path, reader)
+    columns = {
+        "stamp": lambda n: pa.array(1.7e9 + np.arange(n) / 30, pa.float64()),
+        "ticks": lambda n: pa.array(2**40 + np.arange(n)),
+        "fine": lambda n: pa.array([2.0**40] * n, pa.float64()),
+        "small": lambda n: pa.array(np.arange(n) / 3, pa.float64()),
+    }
+    dataset.write(kept(dataset, range, **columns))
+    with opened(tmp_path, reader) as episode:
+        for spec in episode.streams:
+            if spec.kind == "numeric":
+                episode.numeric(spec)
+        told = [text for text in episode.facts.warnings if "lose their last digits" in text]
+    assert [text.split(": ")[1] for text in told] == ["stamp", "ticks"]
+
+
+def test_a_recording_whose_videos_were_never_made_is_refused(tmp_path):
+    """No file and no episode has them: the cameras are missing, not left-overs of the list of features."""
+    dataset = make(tmp_path, "lerobot_v3")
+    dataset.meta = [{key: value for key, value in row.items() if "videos/" not in key} for row in dataset.meta]
+    dataset.write()
+    for path in tmp_path.rglob("*.mp4"):
+        path.unlink()
+    with pytest.raises(EpisodeError, match=r"there is no video of observation\.images\.left; list only"):
+        opened(tmp_path, "lerobot_v3")
+    with opened(tmp_path, "lerobot_v3", layout={"images": {}, "numeric": {"state": "state"}}) as episode:
+        assert [spec.name for spec in episode.streams] == ["state"]
+
+
+class Cache:
+    """Digests of files without any memory."""
+
+    def file_digest(self, path):
+        return str(path.stat().st_size)
