@@ -26,13 +26,18 @@ from tests.support.stamps import episode_arrays, read_stamp
 LENGTHS = [4, 30, 9]
 
 
-def own_frames(root, name="lerobot_v3", **keys):
-    """(episode, frame) of every picture of the camera ``left``, the episodes in their order."""
-    found = source(root, name, **keys)
-    shown = []
+def own_frames(root, name="lerobot_v3", warnings=False):
+    """(episode, frame) of every picture of the camera ``left``, the episodes in their order.
+
+    ``warnings``: whether something is to be told of them; frames that are found in another way than they should be are.
+    """
+    found = source(root, name)
+    shown, told = [], []
     for ref in found.episodes():
         with found.open(ref) as episode:
             shown += [read_stamp(as_array(picture))[1:] for picture in frames(episode, "left")]
+            told += episode.facts.warnings
+    assert bool(told) == warnings, told
     return shown
 
 
@@ -59,7 +64,7 @@ def test_episodes_without_a_word_about_their_videos(tmp_path):
     for row in dataset.meta:
         for key in [key for key in row if key.startswith("videos/")]:
             del row[key]
-    assert own_frames(dataset.write()) == WANTED
+    assert own_frames(dataset.write(), warnings=True) == WANTED
 
 
 def test_videos_joined_packet_by_packet_and_times_summed_in_float32(tmp_path):
@@ -161,6 +166,29 @@ def test_videos_in_avi_files(tmp_path, codec):
             container.mux(video.encode())
         old.unlink()
     assert own_frames(dataset.root, "lerobot_v2") == WANTED
+
+
+@pytest.mark.parametrize(
+    ("ending", "codec", "b_frames"),
+    [("ts", "libx264", 3), ("ts", "libx265", 3), ("avi", "mpeg4", 0), ("mkv", "libx264", 3)],
+)
+def test_files_of_many_episodes_in_containers_that_seek_otherwise(tmp_path, ending, codec, b_frames):
+    """A transport stream has no index: looking for an episode inside it may end up behind its first frame."""
+    dataset = V3(tmp_path / "set", LENGTHS, {"left": [3]})
+    dataset.info["video_path"] = dataset.info["video_path"].replace(".mp4", f".{ending}")
+    dataset.write()
+    path = dataset.video_path("left", 0)
+    with av.open(str(path.with_suffix(f".{ending}")), "w") as container:
+        video = container.add_stream(codec, rate=30)
+        video.height, video.width, video.pix_fmt = *dataset.episodes[0]["cam_0"].shape[1:3], "yuv420p"
+        video.codec_context.max_b_frames, video.codec_context.gop_size = b_frames, 5
+        video.bit_rate = 4_000_000
+        video.options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
+        for picture in (picture for found in dataset.episodes for picture in found["cam_0"]):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(video.encode())
+    path.unlink()
+    assert own_frames(dataset.root) == WANTED
 
 
 def test_a_bag_folder_that_lost_its_metadata(tmp_path):

@@ -241,6 +241,8 @@ def test_compressed_depth(pixel, how, form):
         ("16UC1; compressedDepth rvl", False),
         ("16UC1; compressedDepth", False),
         ("16UC1", True),
+        ("png", True),
+        ("", True),
         ("32FC1; compressedDepth png", False),
         ("32FC1; compressedDepth rvl", False),
         ("32FC1; compressedDepth", False),
@@ -250,8 +252,8 @@ def test_compressed_depth(pixel, how, form):
 def test_compressed_depth_in_recordings_is_in_metres_once_ingested(tmp_path, how, form, named):
     """``named``: nothing but the topic's name says what the bytes are."""
     bag = bag_of(how)
-    stored = np.minimum(MILLIMETRES, 9000) if form.startswith("16UC1") else CODES
-    metres = stored / 1000 if form.startswith("16UC1") else METRES.astype(np.float64)
+    stored = CODES if form.startswith("32FC1") else np.minimum(MILLIMETRES, 9000)
+    metres = METRES.astype(np.float64) if form.startswith("32FC1") else stored / 1000
     topic = "/cam/depth/image_raw/compressedDepth" if named else "/cam/depth/image_raw/packed"
     for t in range(3):
         values = np.roll(stored, t, axis=1)
