@@ -10,7 +10,7 @@ from typing import Any
 
 from knonik_assets.configs.dataset import CONFIG, build_dataset_config, write_dataset_config
 from knonik_assets.configs.documents import write_whole
-from knonik_assets.configs.ingest import IngestConfig
+from knonik_assets.configs.ingest import IngestConfig, StagedStreams
 from knonik_assets.configs.load import config_fingerprint, load_ingest_config
 from knonik_assets.engine import EngineName, Outcome, check_call, default_workers, map_tasks
 from knonik_assets.episodes.metadata import check_extra
@@ -32,6 +32,7 @@ from knonik_loader.errors import ConfigError, EpisodeError, KnonikError, SourceE
 
 __all__ = ["run"]
 
+_HERE = "."
 _PROBED = 3
 _MOST_CHECKS = 8
 """Threads of a worker that check pictures: what one thread reads and writes meanwhile keeps no more busy."""
@@ -84,7 +85,7 @@ def run(
     if prune and settings.dir_type == "npy_separate":
         raise ConfigError("prune would remove all episodes but this one: a staging directory is one episode.")
     root, place = _root(settings, input), _output(output)
-    _check_apart(root, place)
+    _check_apart(root, place, settings)
     with closing(open_guarded(settings, root)) as source:
         output_ = open_output(place)
         memory = _remember(source, output_, settings)
@@ -99,7 +100,7 @@ def run(
 def _root(settings: IngestConfig, given: str | Path | None) -> str:
     root = given if given is not None else settings.data_dir or ""
     if not str(root) and settings.dir_type == "npy_separate":
-        root = "."  # its streams block says where everything is
+        root = _HERE  # its streams block says where everything is
     if not str(root):
         raise ConfigError("no raw dataset is named: say --input (input=), or data_dir in the config.")
     return str(Place.of(root, "input"))
@@ -120,7 +121,10 @@ def _remember(source: GuardedSource, output: Output, settings: IngestConfig) -> 
     return remote.memory
 
 
-def _check_apart(root: str, output: Place) -> None:
+def _check_apart(root: str, output: Place, settings: IngestConfig) -> None:
+    if settings.streams is not None and root == _HERE:
+        _check_apart_from_staged(settings.streams, output)
+        return
     source = Place.of(root, "input")
     if source.is_remote != output.is_remote:
         return
@@ -133,6 +137,26 @@ def _check_apart(root: str, output: Place) -> None:
     if same or inside:
         what = f"output and input are the same directory {out}" if same else f"output {out} lies inside input {raw}"
         raise ConfigError(f"{what}; ingest never writes into raw data, so name another --output.")
+
+
+def _check_apart_from_staged(streams: StagedStreams, output: Place) -> None:
+    """No root was named, so the raw data are what the block leads to, and not the working directory around it."""
+    if output.is_remote:
+        return
+    out = output.path.resolve()
+    for folder in (entry.dir for entry in (*streams.rgb.values(), *streams.depth.values())):
+        raw = Path(folder).resolve()
+        if raw == out or raw in out.parents:
+            raise ConfigError(
+                f"output {out} lies inside the staged frames {raw}; ingest never writes into raw data, so name another "
+                "--output."
+            )
+    for file in (entry.path for entry in streams.numeric.values()):
+        if Path(file).resolve().parent == out:
+            raise ConfigError(
+                f"output {out} is the folder of the staged {Path(file).name}; ingest never writes into raw data, so "
+                "name another --output."
+            )
 
 
 def _check_unique(refs: Sequence[EpisodeRef], root: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from knonik_assets.configs.presets import RATES, Preset
 from knonik_assets.configs.validation import check_texts
@@ -16,6 +17,7 @@ __all__ = [
     "IngestConfig",
     "LanguageBlock",
     "Layout",
+    "Orientation",
     "StagedDepth",
     "StagedNumeric",
     "StagedPictures",
@@ -29,6 +31,20 @@ DataType = Literal["hdf5", "npy", "zarr"]
 Orientation = Literal["as_stored", "flip_vertical", "rotate_180"]
 
 _ROS = ("rosbag", "mcap")
+_STREAM = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,128}")
+
+
+def _stream_name(name: str) -> str:
+    if _STREAM.fullmatch(name) is None:
+        raise ValueError(
+            f"{name!r} cannot be the name of a stream; use 1 to 128 letters of A-Z and a-z, digits, '_', '-' or '.', "
+            "not beginning with '.'"
+        )
+    return name
+
+
+StreamName = Annotated[str, AfterValidator(_stream_name)]
+"""The name that a stream gets in the output."""
 
 
 class _Strict(BaseModel):
@@ -65,11 +81,11 @@ class Layout(_Strict):
     Paths use dots; a key that itself holds a dot or slash is matched whole first.
     """
 
-    images: dict[str, ImageEntry] | None = None
+    images: dict[StreamName, ImageEntry] | None = None
     """Colour cameras."""
-    depths: dict[str, DepthEntry] | None = None
+    depths: dict[StreamName, DepthEntry] | None = None
     """Depth cameras; also spelt ``depth``."""
-    numeric: dict[str, str] | None = None
+    numeric: dict[StreamName, str] | None = None
     """Vectors over time."""
     timestamps: str | None = None
     """The episode's clock, in seconds."""
@@ -107,11 +123,11 @@ class StagedNumeric(_Strict):
 class StagedStreams(_Strict):
     """Output name → where the stream is staged."""
 
-    rgb: dict[str, StagedPictures] = Field(default_factory=dict)
+    rgb: dict[StreamName, StagedPictures] = Field(default_factory=dict)
     """Colour streams."""
-    depth: dict[str, StagedDepth] = Field(default_factory=dict)
+    depth: dict[StreamName, StagedDepth] = Field(default_factory=dict)
     """Depth streams."""
-    numeric: dict[str, StagedNumeric] = Field(default_factory=dict)
+    numeric: dict[StreamName, StagedNumeric] = Field(default_factory=dict)
     """Numeric streams."""
 
     @model_validator(mode="after")

@@ -69,7 +69,10 @@ def validate(model: type[Model], data: Any, where: str) -> Model:  # noqa: ANN40
 def _summary(model: type[BaseModel], error: ValidationError) -> str:
     places: dict[tuple[str | int, ...], list[Any]] = {}
     for finding in error.errors(include_url=False):
-        places.setdefault(_path(model, finding["loc"]), []).append(finding)
+        loc = finding["loc"]
+        if loc[-1:] == ("[key]",) and finding["type"] == "value_error":
+            loc = loc[:-2]  # a key that is no good stands in the block around it
+        places.setdefault(_path(model, loc), []).append(finding)
     lines = [
         _line(model, place, findings)
         for place, findings in places.items()

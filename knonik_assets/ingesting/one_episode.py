@@ -180,7 +180,15 @@ def _write(
         pictures = [spec for spec in episode.streams if spec.kind != "numeric"]
         count = FrameCount(progress_folder(Path(task.out)) / task.episode_id, length.frames * len(pictures))
         try:
-            moved = Pictures(writer, episode, length.frames, count, rgb=config.preset.rgb, cores=task.cores)
+            moved = Pictures(
+                writer,
+                episode,
+                length.frames,
+                count,
+                rgb=config.preset.rgb,
+                orientation=config.orientation,
+                cores=task.cores,
+            )
             warnings += moved.run(pictures, task.threads)
             _numerics(writer, episode, length.frames)
             metadata = writer.commit(trimmed=length.trimmed)

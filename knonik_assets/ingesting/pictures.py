@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 
+from knonik_assets.configs.ingest import Orientation
 from knonik_assets.configs.presets import RgbPreset
 from knonik_assets.episodes.writer import EpisodeWriter
 from knonik_assets.ingesting.ahead import checked_ahead
@@ -31,6 +32,7 @@ class Pictures:
         frames: how many of each stream are wanted.
         count: is told of every frame.
         rgb: says whether a video's own packets are wanted instead of its frames, or JPEGs as they are.
+        orientation: how the source turns its pictures, which packets cannot follow.
         cores: threads that check such JPEGs ahead of writing; 1 has each checked when it is written.
     """
 
@@ -42,11 +44,12 @@ class Pictures:
         count: FrameCount,
         *,
         rgb: RgbPreset,
+        orientation: Orientation = "as_stored",
         cores: int = 1,
     ) -> None:
         self._writer, self._episode = writer, episode
         self._frames, self._count, self._copy = frames, count, rgb.codec == "copy"
-        self._passes, self._cores = rgb.codec == "jpeg", cores
+        self._passes, self._cores, self._orientation = rgb.codec == "jpeg", cores, orientation
         self._checks: Executor | None = None
         self._stop = threading.Event()
 
@@ -122,6 +125,8 @@ class Pictures:
         """None when the stream's packets were copied, else why not."""
         if spec.length != self._frames:
             return f"{spec.length - self._frames} frames are cut from its end"
+        if self._orientation != "as_stored":
+            return f"orientation {self._orientation} asks for other pictures than they hold"
         found: tuple[av.VideoStream, Iterator[Any]] | None = self._episode.packets(spec)
         if found is None:
             return "the source holds no packets of it that begin with a keyframe"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
+from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig, Layout
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, is_picture, is_vector
 from knonik_assets.sources.lerobot_language import ANNOTATIONS
 from knonik_assets.sources.lerobot_meta import Meta
@@ -101,9 +101,15 @@ def choose(
                 unit = entry.unit_m if isinstance(entry, DepthEntry) else None
                 chosen.append(Choice(kind, safe_stream_name(name), found, cameras[found], entry.fps, unit))
     chosen += _numeric(config, schema, where, warnings)
-    if not chosen:
+    if not any(_named(layout, choice) for choice in chosen):
         raise SourceError(f"{where}: no stream of the layout is in it; {nearest('', [*cameras, *_columns(schema)])}.")
     return chosen
+
+
+def _named(layout: Layout, choice: Choice) -> bool:
+    """Whether the layout names the stream; one that names none takes everything."""
+    blocks = {"rgb": layout.images, "depth": layout.depths, "numeric": layout.numeric}
+    return not any(blocks.values()) or choice.name in (blocks[choice.kind] or ())
 
 
 def _is_depth(meta: Meta, key: str) -> bool:

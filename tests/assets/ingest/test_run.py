@@ -181,6 +181,12 @@ def test_copy_without_packets_is_encoded_and_says_so(raw, tmp_path):
     assert any("cannot be copied" in warning for warning in [*report.warnings, *report.written[0].warnings])
 
 
+def test_turned_pictures_are_why_packets_are_not_copied(raw, tmp_path):
+    config = {**CONFIG, "preset": {"rgb": {"codec": "copy"}}, "orientation": "rotate_180"}
+    report = ingest(raw, tmp_path / "out", config)
+    assert any("cannot be copied" in text and "rotate_180" in text for text in report.written[0].warnings)
+
+
 def test_mistaken_calls_leave_the_output_alone(raw, tmp_path, monkeypatch):
     out = tmp_path / "out"
     for options in ({"engine": "threads"}, {"workers": 0}):

@@ -504,6 +504,11 @@ def test_names_that_the_source_lacks_are_warned_of_and_refused_under_strict(data
         source(root, "lerobot_v3", layout=layout, strict=True).episodes()
     with pytest.raises(SourceError, match="no stream of the layout"):
         source(root, "lerobot_v3", layout={"images": {"x": "y"}, "numeric": {}}).episodes()
+    for layout in ({"images": {"x": "y"}}, {"depths": {"x": "y"}}, {"numeric": {"x": "y"}}):
+        with pytest.raises(SourceError, match="no stream of the layout"):
+            source(root, "lerobot_v3", layout=layout).episodes()
+    with opened(root, 0, layout={"images": {}}) as episode:
+        assert [spec.kind for spec in episode.streams] == ["numeric", "numeric"]
 
 
 def test_wrong_info_is_survived(dataset):

@@ -1,6 +1,7 @@
 """One staged episode of ``.npy`` files, as the guide's script stages it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +96,19 @@ def test_another_folder_appends_and_the_same_one_replaces(tmp_path):
     action = zarr.open_array(str(tmp_path / "out/episode_000001/action"), mode="r")[:]
     np.testing.assert_array_equal(action, episode_arrays(1, ROWS)["action"])
     assert run(config=config(tmp_path / "stage_0"), output=tmp_path / "out").skipped
+
+
+def test_the_working_directory_is_no_raw_data(tmp_path, monkeypatch):
+    """Staged data and output below the folder in which it is run, as in a home directory."""
+    stage(tmp_path / "staged")
+    monkeypatch.chdir(tmp_path)
+    said = config(Path("staged"), preset={"rgb": {"codec": "jpeg"}})
+    assert len(run(said, output="data/out", engine="inline").written) == 1
+    for inside in ("staged/top", "staged/near/out", "staged"):
+        with pytest.raises(ConfigError, match="never writes into raw data"):
+            run(said, output=inside, engine="inline")
+    with pytest.raises(ConfigError, match="lies inside input"):
+        run(said, tmp_path, "data/out", engine="inline")
 
 
 def test_chunk_len_is_that_of_the_output(tmp_path):
