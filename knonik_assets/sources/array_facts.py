@@ -19,6 +19,8 @@ __all__ = ["Attributes", "as_object", "read_clock", "stated_language", "stated_r
 
 Attributes = Callable[[str], Any]
 """An attribute by its name as a plain value, None where there is none."""
+_SLOWEST = 2.0
+"""Seconds a frame from which on floats may well be another unit."""
 _UNITS = (("nanoseconds", 1e-9), ("microseconds", 1e-6), ("milliseconds", 1e-3), ("seconds", 1.0))
 
 
@@ -52,11 +54,21 @@ def stated_language(levels: Sequence[Attributes]) -> Language | None:
     """The instruction in ``language_instruction``, ``metadata_json`` or LIBERO's ``problem_info``."""
     for level in levels:
         for said in _said(level):
-            if isinstance(said, (list, tuple)) and said:
-                said = "".join(str(part) for part in said)
-            if isinstance(said, str) and said.strip():
-                return Language(said.strip())
+            texts = [text.strip() for text in _texts(said) if text.strip()]
+            if texts:
+                return Language(texts[0], tuple(texts[1:]))
     return None
+
+
+def _texts(said: Any) -> list[str]:  # noqa: ANN401 - whatever an attribute holds
+    """Instructions: one, or several of which the others say the same; some files hold one as a list of its words."""
+    if isinstance(said, str):
+        return [said]
+    if not isinstance(said, (list, tuple)) or not all(isinstance(part, str) for part in said):
+        return []
+    if any(" " in part.strip() for part in said):
+        return list(said)
+    return [("" if all(len(part) <= 1 for part in said) else " ").join(said)]
 
 
 def _said(level: Attributes) -> Iterator[Any]:
@@ -68,8 +80,9 @@ def _said(level: Attributes) -> Iterator[Any]:
 def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[str]) -> npt.NDArray[np.float64] | None:
     """(T,) seconds of an array of time stamps.
 
-    Floats are seconds. Integers are the unit in which they step by about a frame. An array that is no clock gives
-    None and a warning, unless the layout names it.
+    Floats are seconds, unless they step as another unit would by a frame: then nobody can tell which is meant. Integers
+    are the unit in which they step by about a frame. An array that is no clock gives None and a warning, unless the
+    layout names it.
 
     Raises:
         EpisodeError: the layout names it and it is no clock.
@@ -88,7 +101,9 @@ def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[s
         problem = f"{int((~np.isfinite(values)).sum())} of {len(values)} time stamps are NaN or infinite"
     elif values.dtype.kind == "f":
         clock = np.asarray(values[:, 0], np.float64)
-        if fps and values.dtype.itemsize <= 4:
+        if (problem := _other_unit(clock, fps)) is not None:
+            clock = None
+        elif fps and values.dtype.itemsize <= 4:
             clock = unrounded(clock, fps)
     else:
         clock, problem = _integer_clock(values[:, 0], fps)
@@ -104,12 +119,31 @@ def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[s
     return clock
 
 
+def _units_of(step: float, fps: float | None) -> list[tuple[str, float]]:
+    """The units of time in which a step is about a frame."""
+    low, high = (0.3 / fps, 3.0 / fps) if fps else (0.002, 2.0)
+    return [(name, unit) for name, unit in _UNITS if low <= step * unit < high]
+
+
+def _other_unit(clock: npt.NDArray[np.float64], fps: float | None) -> str | None:
+    """What is wrong with floats that step as milliseconds would, or less, but not as seconds; None where nothing is."""
+    step = float(np.median(np.diff(clock))) if len(clock) > 1 else 0.0
+    fitting = [name for name, _ in _units_of(step, fps)]
+    if step < _SLOWEST or not fitting or "seconds" in fitting:
+        return None
+    return (
+        f"steps by {step:g}, which looks like {fitting[0]} and would be {1 / step:.3g} frames a second in seconds; "
+        "store seconds, or say fps if they are"
+    )
+
+
 def _integer_clock(stamps: npt.NDArray[Any], fps: float | None) -> tuple[npt.NDArray[np.float64] | None, str]:
     """Seconds and the unit's name; or None and what is wrong."""
     relative = stamps.astype(np.int64) - int(stamps[0]) if len(stamps) else stamps.astype(np.int64)
     step = float(np.median(np.diff(relative))) if len(stamps) > 1 else 0.0
-    low, high = (0.3 / fps, 3.0 / fps) if fps else (0.002, 2.0)
-    fitting = [(name, unit) for name, unit in _UNITS if low <= step * unit < high]
+    fitting = _units_of(step, fps)
+    if not fps and len(relative) > 1 and (np.diff(relative) == 1).all():
+        return None, "integers that count by one are numbers of frames rather than times; say fps if they are seconds"
     if len(fitting) != 1:
         rate = f" at {fps:g} frames a second" if fps else ""
         return None, f"integers stepping by {step:g} fit no unit of time{rate}; store seconds as floats"

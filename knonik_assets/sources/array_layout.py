@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
-from knonik_assets.sources.array_streams import Content, classify, first_shape, float_scale
+from knonik_assets.sources.array_streams import Content, called_depth, classify, first_shape, float_scale, is_map
 from knonik_assets.sources.arrays import Array, Tree
 from knonik_assets.sources.base import StreamSpec
 from knonik_assets.sources.naming import check_streams, name_paths, nearest, safe_stream_name
@@ -84,7 +88,7 @@ def clock_array(tree: Tree, config: IngestConfig, where: str) -> tuple[tuple[str
 
 
 def _may_be_clock(array: Array) -> bool:
-    return bool(array.ndim == 1 and array.dtype.kind in "iuf")
+    return bool(array.ndim and math.prod(array.shape[1:]) == 1 and array.dtype.kind in "iuf")
 
 
 def _missing_is_error(config: IngestConfig) -> bool:
@@ -114,7 +118,7 @@ def _by_layout(tree: Tree, config: IngestConfig, where: str, warnings: list[str]
             warnings.append(text)
             continue
         path, array = found
-        content = _as(kind, classify(array, path[-1]), array, f"{where}: {entry.key}")
+        content = _as(kind, classify(array, path), array, f"{where}: {entry.key}")
         spec = _spec(kind, safe_stream_name(name), path, content, fps=entry.fps)
         planned.append(Planned(spec, path, content, array, entry.unit_m if isinstance(entry, DepthEntry) else None))
     if not planned:
@@ -126,12 +130,12 @@ def _as(kind: str, content: Content, array: Array, where: str) -> Content:
     """The content read the way the layout asks for, where it can be."""
     described = f"holds {array.dtype} of shape {array.shape}"
     if kind == "rgb":
-        if content.kind == "depth" and array.dtype.kind == "f":
+        if content.kind in ("depth", "numeric") and array.dtype.kind == "f" and is_map(content.shape):
             return replace(content, kind="picture")  # grey floats: the layout knows better than the shape
         if content.kind not in _COLOUR:
             raise SourceError(f"{where} is listed as an image but {described}.")
     elif kind == "depth":
-        if content.kind == "picture" and len([side for side in content.shape if side != 1]) == 2:
+        if content.kind in ("picture", "numeric") and array.dtype.kind != "b" and is_map(content.shape):
             return replace(content, kind="depth")
         if content.kind not in (*_DEPTH, "encoded"):
             raise SourceError(f"{where} is listed as depth but {described}.")
@@ -150,7 +154,7 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
     for path, array in tree.walk():
         if not _NEVER.isdisjoint(path) or (len(path) == 1 and path[0] in CLOCK_NAMES and _may_be_clock(array)):
             continue
-        content = classify(array, path[-1])
+        content = classify(array, path)
         if content.kind == "other" or not _CLOCKS.isdisjoint(path):
             unread.append((".".join(path), array))
         else:
@@ -163,6 +167,7 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
     if unread:
         listed = ", ".join(f"{name} ({array.dtype} {array.shape})" for name, array in unread[:8])
         warnings.append(f"{where}: left out, neither pictures, depth, rows of numbers nor the clock: {listed}")
+    warnings += _doubts(kept, where)
     names = name_paths([path for path, _, _ in kept])
     return [
         Planned(_spec(_kind(content), names[path], path, content), path, content, array)
@@ -170,15 +175,38 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
     ]
 
 
+def _doubts(kept: list[Found], where: str) -> Iterator[str]:
+    """What was taken for something that nothing calls so, in words."""
+    maps = [".".join(path) for path, content, _ in kept if content.kind == "depth" and not called_depth(path)]
+    if maps:
+        yield (
+            f"{where}: maps of one channel are taken as depth though nothing calls them so (list them in the layout if "
+            f"they are not): {', '.join(maps[:8])}"
+        )
+    labels = [".".join(path) for path, content, _ in kept if content.kind == "picture" and _holds_labels(path, content)]
+    if labels:
+        yield f"{where}: labels are encoded like pictures, and change where that is not exact: {', '.join(labels[:8])}"
+
+
+def _holds_labels(path: tuple[str, ...], content: Content) -> bool:
+    return is_map(content.shape) and any(word in path[-1].lower() for word in ("mask", "segm", "label"))
+
+
 def _of_this_episode(
     found: list[Found],
 ) -> tuple[list[Found], list[str]]:
-    """Separate streams from tables: numbers count when about as long as most of what is there."""
+    """Separate streams from tables: numbers are about as long as most of what is there, pictures more than one."""
     lengths = Counter(content.length for _, content, _ in found)
     usual = max(lengths, key=lambda length: (lengths[length], length), default=0)
     kept, left_out = [], []
     for path, content, array in found:
-        if content.kind != "numeric" or usual / 2 <= content.length <= usual * 2:
+        if content.kind == "numeric":
+            # (H, W, 3) bytes of another length are one picture, not H rows of numbers
+            loose = array.dtype != np.uint8 or array.ndim < 3
+            of_it = usual / 2 <= content.length <= usual * 2 if loose else content.length == usual
+        else:
+            of_it = content.length != 1 or usual == 1  # one picture, of the goal say, beside an episode of many
+        if of_it:
             kept.append((path, content, array))
         else:
             left_out.append(".".join(path))
@@ -219,6 +247,8 @@ def _completed(one: Planned, config: IngestConfig, fps: float | None, warnings: 
     height, width = first_shape(array, one.content)
     scale = None
     encoding = "raw"
+    if one.content.kind == "depth" and array.dtype == np.uint8 and one.unit_m is None:
+        warnings.append(f"{where}: depth of 8 bits is taken as millimetres, 255 at most; say unit_m if 1 means more")
     if one.spec.kind == "rgb":
         if one.content.kind == "picture":
             scale = float_scale(array)

@@ -10,17 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from knonik_assets.sources.arrays import Array, bounded
+from knonik_assets.sources.arrays import Array, Path, bounded
 from knonik_assets.sources.images import cut_encoded, image_shape, picture_layout, sniff
 from knonik_loader.errors import EpisodeError
 
-__all__ = ["Content", "classify", "first_shape", "float_scale", "read_numbers", "read_rows"]
+__all__ = ["Content", "called_depth", "classify", "first_shape", "float_scale", "is_map", "read_numbers", "read_rows"]
 
 _BLOCK_BYTES = 64 << 20
 """Most that is read at once of a dataset whose chunks hold many frames."""
 _WIDEST_ROW = 4096
 """Numbers a row at most; wider arrays are no vectors."""
 _LEAST_SIDE = 8
+_COARSE_FROM = 2.0**17
+"""Numbers from here on are rounded to hundredths or worse by float32; what robots measure is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,12 @@ class Content:
     format: Literal["jpeg", "png"] | None = None
 
 
-def classify(array: Array, name: str) -> Content:
+def classify(array: Array, path: Path) -> Content:
     """What an array holds, by its shape, type and, for rows of bytes, their first bytes.
+
+    Args:
+        array: of rows.
+        path: its place, some part of which may call it depth.
 
     Raises:
         EpisodeError: its first row cannot be read.
@@ -45,30 +51,52 @@ def classify(array: Array, name: str) -> Content:
         return Content("other", 0, ())
     length, frame = shape[0], shape[1:]
     if array.holds_bytes or (dtype == np.uint8 and len(shape) == 2):
-        first = array.row_bytes(0) if length else b""
+        first = _first_bytes(array)
         kind = sniff(first)
         if kind is not None:
             deep = kind == "png" and first[24:26] == b"\x10\x00"  # 16 bits, grey
             return Content("encoded_depth" if deep else "encoded", length, (), kind)
         if array.holds_bytes:
             return Content("other", length, ())
-    if dtype.kind not in "biuf":
+    if dtype.kind not in "biuf" or 0 in frame:
         return Content("other", length, frame)
-    return Content(_array_kind(frame, dtype, "depth" in name.lower()), length, frame)
+    return Content(_array_kind(frame, dtype, called_depth(path)), length, frame)
+
+
+def called_depth(path: Path) -> bool:
+    """Whether an array or what holds it is called depth."""
+    return any("depth" in part.lower() for part in path)
+
+
+def _first_bytes(array: Array) -> bytes:
+    """The first row that isn't empty: a camera that came too late makes pictures all the same."""
+    length = array.shape[0]
+    rows = (array.row_bytes(place) for place in sorted({0, length // 2, length - 1}) if place < length)
+    return next((row for row in rows if row.strip(b"\0")), b"") if length else b""
 
 
 def _array_kind(
-    frame: tuple[int, ...], dtype: np.dtype[Any], called_depth: bool
+    frame: tuple[int, ...], dtype: np.dtype[Any], depth: bool
 ) -> Literal["picture", "depth", "numeric", "other"]:
-    layout = picture_layout(frame)
-    sides = {"hw": frame[:2], "hwc": frame[:2], "chw": frame[1:]}.get(layout or "", ())
-    if layout is not None and min(sides) >= _LEAST_SIDE and dtype.kind in "iuf":
-        channels = {"hw": 1, "hwc": frame[-1], "chw": frame[0]}[layout]
-        if channels == 1 and (called_depth or dtype != np.uint8):
+    small = math.prod(frame) <= _WIDEST_ROW
+    if dtype.kind != "b" and is_map(frame):
+        if depth or dtype == np.uint16:
             return "depth"
-        if dtype == np.uint8 or dtype.kind == "f":
+        if dtype == np.uint8:
             return "picture"
-    return "numeric" if math.prod(frame) <= _WIDEST_ROW else "other"
+        return "numeric" if small else "depth"  # small matrices: actions ahead, a tactile pad, a covariance
+    sides = frame[1:] if picture_layout(frame) == "chw" else frame[:2]
+    is_picture = len(frame) == 3 and picture_layout(frame) is not None and min(sides) >= _LEAST_SIDE
+    if is_picture and (dtype == np.uint8 or dtype.kind == "f"):
+        return "picture"
+    return "numeric" if small else "other"
+
+
+def is_map(frame: tuple[int, ...]) -> bool:
+    """Whether a frame of this shape could be a map of one channel: depth, or a grey picture."""
+    layout = picture_layout(frame)
+    sides = {"hw": frame, "hwc": frame[:2], "chw": frame[1:]}.get(layout or "", ())
+    return layout is not None and min(sides) >= _LEAST_SIDE and math.prod(frame) == math.prod(sides)
 
 
 def first_shape(array: Array, content: Content) -> tuple[int, int]:
@@ -102,6 +130,7 @@ def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], lis
         EpisodeError: damaged, or absurdly large.
     """
     length, infinite, inexact = array.shape[0], 0, False
+    coarse = _Coarse(width)
     bounded(length * width * 4, array.where)
     out = np.empty((length, width), np.float32)
     for start, stop in _runs(array, width):
@@ -111,6 +140,7 @@ def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], lis
         rows = out[start : start + len(values)]
         if values.dtype.kind == "f":
             infinite += int(np.isinf(rows).sum() - np.isinf(values).sum())
+            coarse.add(values, rows)
         elif values.dtype.kind in "iu" and values.dtype.itemsize > 2:
             inexact = inexact or not np.array_equal(rows.astype(np.float64), values)
     lost = []
@@ -118,7 +148,39 @@ def read_numbers(array: Array, width: int) -> tuple[npt.NDArray[np.float32], lis
         lost.append(f"{array.where}: {infinite} values beyond what float32 holds become infinite")
     if inexact:
         lost.append(f"{array.where}: integers beyond 2**24 lose their last digits in float32")
+    if coarse.found():
+        lost.append(
+            f"{array.where}: values as large as {coarse.largest:.4g} lose their last digits in float32, which move"
+        )
     return out, lost
+
+
+class _Coarse:
+    """Whether what float32 rounds away of large numbers is a part of how they change: times since 1970 stand still."""
+
+    def __init__(self, width: int) -> None:
+        self._low, self._high, self._away = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width)
+        self.largest = 0.0
+
+    def add(self, values: npt.NDArray[Any], rows: npt.NDArray[np.float32]) -> None:
+        """(N, D) as stored, and in float32."""
+        if values.dtype.itemsize <= 4 or not len(values):
+            return
+        known = np.where(np.isfinite(values) & np.isfinite(rows), values, np.nan)
+        largest = np.fmax.reduce(np.abs(known), axis=None)
+        if not largest >= _COARSE_FROM:
+            return
+        self.largest = max(self.largest, float(largest))
+        self._low = np.fmin(self._low, np.fmin.reduce(known, axis=0))
+        self._high = np.fmax(self._high, np.fmax.reduce(known, axis=0))
+        self._away = np.fmax(self._away, np.fmax.reduce(np.abs(known - rows), axis=0))
+
+    def found(self) -> bool:
+        """Whether a column is rounded by more than a hundredth of its range."""
+        if not self.largest:
+            return False
+        large = np.fmax(np.abs(self._low), np.abs(self._high)) >= _COARSE_FROM
+        return bool((large & (self._high > self._low) & (self._away > (self._high - self._low) / 100)).any())
 
 
 def _runs(array: Array, width: int) -> Iterator[tuple[int, int]]:

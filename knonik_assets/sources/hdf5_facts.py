@@ -6,13 +6,16 @@ from functools import partial
 from typing import Any
 
 import h5py
+import numpy as np
 
 from knonik_assets.sources.array_facts import Attributes, as_object
-from knonik_assets.sources.hdf5_paths import attribute
+from knonik_assets.sources.hdf5_paths import attribute, plain
 
 __all__ = ["aloha_compressed", "attribute_levels", "demo_facts", "stored_upside_down"]
 
 _MOST_NAMES = 1 << 20
+_LONGEST = 1 << 16
+"""Bytes of a text that is stored as a dataset."""
 
 
 def _levels(root: h5py.Group, file: h5py.File) -> list[h5py.Group]:
@@ -25,13 +28,28 @@ def _levels(root: h5py.Group, file: h5py.File) -> list[h5py.Group]:
 
 
 def attribute_levels(root: h5py.Group, file: h5py.File) -> list[Attributes]:
-    """Where the episode's attributes may stand, the nearest first."""
-    return [partial(attribute, level) for level in _levels(root, file)]
+    """Where the episode's attributes may stand, the nearest first; small datasets of such a name count as some."""
+    return [partial(_stated, level) for level in _levels(root, file)]
+
+
+def _stated(level: h5py.Group, name: str) -> Any:  # noqa: ANN401 - whatever was stored
+    """An attribute, or a dataset of one value: many recorders write the instruction so, some once for every row."""
+    value = attribute(level, name)
+    if value is not None or not isinstance(level.get(name, getlink=True), h5py.HardLink):
+        return value
+    item = level.get(name)
+    if not isinstance(item, h5py.Dataset) or item.external or item.is_virtual or item.ndim > 1 or not item.size:
+        return None
+    text = item.dtype.kind == "S" or h5py.check_string_dtype(item.dtype) is not None
+    if item.size > (_MOST_NAMES if text else 1) or item.dtype.itemsize > _LONGEST:
+        return None
+    values = {plain(one) for one in np.atleast_1d(item[()])}
+    return values.pop() if len(values) == 1 else None
 
 
 def aloha_compressed(file: h5py.File) -> bool:
     """Whether a file bears the marks of ALOHA's recorder with compression on."""
-    return bool(attribute(file, "compress")) and "observations/images" in file
+    return (bool(attribute(file, "compress")) or "compress_len" in file) and "observations/images" in file
 
 
 def stored_upside_down(root: h5py.Group, file: h5py.File) -> bool:

@@ -10,11 +10,12 @@ from typing import Any
 
 import h5py
 import hdf5plugin  # noqa: F401 - registers the compression filters that others write with
+import numpy as np
 
 from knonik_assets.sources.naming import natural_key
 from knonik_loader.errors import EpisodeError, KnonikError
 
-__all__ = ["attribute", "find", "match_groups", "open_hdf5", "reading", "walk"]
+__all__ = ["attribute", "find", "match_groups", "open_hdf5", "plain", "reading", "walk"]
 
 Path_ = tuple[str, ...]
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError)
@@ -136,9 +137,20 @@ def match_groups(root: h5py.Group, pattern: str) -> list[Path_]:
 def attribute(item: h5py.HLObject, name: str) -> Any:  # noqa: ANN401 - whatever was stored
     """An attribute as a plain value, text decoded; None where it is absent or of a type h5py can't read."""
     try:
-        value = item.attrs.get(name)
+        return plain(item.attrs.get(name))
     except (OSError, TypeError, ValueError):
         return None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - whatever was stored
+    """A number, text or list of texts as Python has them; anything else as it is."""
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.size > 1 and value.dtype.kind in "OSU":
+        return [plain(one) for one in value]
+    if hasattr(value, "item") and getattr(value, "size", 0) == 1:
+        value = value.item()
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin1")

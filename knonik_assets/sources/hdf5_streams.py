@@ -88,9 +88,7 @@ class Hdf5Array(Array):
 
     def check_complete(self, *, numeric: bool) -> str | None:
         """See `Array.check_complete`."""
-        if not numeric:
-            check_written(self._dataset, self.where)
-        return None
+        return check_written(self._dataset, self.where, numeric=numeric)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
         """See `Array.hash_into`."""
@@ -100,25 +98,38 @@ class Hdf5Array(Array):
 def _is_bytes(dtype: np.dtype[Any]) -> bool:
     if dtype.kind in "SV" and not dtype.names:
         return True
-    return h5py.check_vlen_dtype(dtype) == np.uint8 or h5py.check_string_dtype(dtype) is not None
+    return h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
 
 
-def check_written(dataset: h5py.Dataset, where: str) -> None:
-    """Refuse pictures that nobody wrote: HDF5 reads them as zeros without a word.
+def check_written(dataset: h5py.Dataset, where: str, *, numeric: bool) -> str | None:
+    """Refuse what nobody wrote: HDF5 reads it as zeros without a word.
+
+    Args:
+        dataset: to look at.
+        where: for messages.
+        numeric: whether it is read as numbers: a column that nobody wrote to but now and then, or an array that was
+            made and never used, may be meant.
+
+    Returns:
+        A warning, or None.
 
     Raises:
-        EpisodeError: chunks of the dataset were never written.
+        EpisodeError: parts of the dataset were never written.
     """
     with reading(where):
         if dataset.is_virtual or not dataset.size:
-            return
+            return None
         if dataset.chunks is None:
             missing, wanted = (0, 1) if dataset.id.get_storage_size() else (1, 1)
         else:
             wanted = math.prod(-(-side // chunk) for side, chunk in zip(dataset.shape, dataset.chunks, strict=True))
             missing = wanted - dataset.id.get_num_chunks()
-    if missing > 0:
-        raise EpisodeError(f"{where}: {missing} of {wanted} chunks were never written (an interrupted recording).")
+        if missing <= 0:
+            return None
+        what = f"{where}: {f'{missing} of {wanted} chunks were' if dataset.chunks else 'was'} never written"
+        if numeric and (missing == wanted or math.prod(dataset.shape[1:]) == 1):
+            return f"{what} and read{'' if dataset.chunks else 's'} as {dataset.fillvalue}"
+    raise EpisodeError(f"{what} (an interrupted recording).")
 
 
 def hash_dataset(dataset: h5py.Dataset, digest: hashlib._Hash, where: str) -> None:

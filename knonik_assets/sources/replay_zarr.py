@@ -82,7 +82,7 @@ class ReplayZarrSource:
             raise SourceError(f"{store}: meta/episode_ends is empty: no episode was finished.")
         starts = [0, *(int(end) for end in ends[:-1])]
         return [
-            EpisodeRef(str(place), (str(store), start, int(end)))
+            EpisodeRef(str(place), (str(store), start, int(end), int(total)))
             for place, (start, end) in enumerate(zip(starts, ends, strict=True))
         ]
 
@@ -107,13 +107,13 @@ class ReplayZarrSource:
 
     def open(self, ref: EpisodeRef) -> ArrayEpisode:
         """See `Source.open`."""
-        path, start, stop = ref.locator
+        path, start, stop, total = ref.locator
         store = Path(path)
         where = f"{store}, episode {ref.source_id}"
         files = open_files(store)
         try:
             warnings: list[str] = []
-            arrays = self._arrays(files, store, start, stop, where, warnings)
+            arrays = self._arrays(files, store, (start, stop, total), where, warnings)
             arrays |= self._videos(store, int(ref.source_id), arrays, stop - start, where, warnings)
             stated = [attributes(files), attributes(files, "data"), attributes(files, "meta")]
         except BaseException:
@@ -125,8 +125,10 @@ class ReplayZarrSource:
         return episode
 
     def _arrays(
-        self, files: Files, store: Path, start: int, stop: int, where: str, warnings: list[str]
+        self, files: Files, store: Path, span: tuple[int, int, int], where: str, warnings: list[str]
     ) -> dict[Place, Array]:
+        """The episode's rows of every array over time: one that is far shorter than all episodes is a table."""
+        start, stop, total = span
         whole = {path[1:]: array for path, array in _data(files, store).items()}
         if not whole:
             raise EpisodeError(f"{store}: there is no array in data/.")
@@ -135,14 +137,14 @@ class ReplayZarrSource:
         for path, array in whole.items():
             name = ".".join(path)
             length = array.shape[0] if array.shape else 0
-            if length >= stop:
+            if length <= total // 2 and array.ndim <= 2:
+                tables.append(f"{name} {array.shape}")
+            elif length >= stop:
                 found[path] = RowsOf(array, start, stop, f"{where}: {name}")
-            elif length > stop // 2 or array.ndim > 2:
+            else:
                 raise EpisodeError(
                     f"{where}: {name} has {length} rows, but the episode ends at {stop}; the store is incomplete."
                 )
-            else:
-                tables.append(f"{name} {array.shape}")
         if tables:
             warnings.append(f"{where}: left out, as their first axis isn't time: {', '.join(tables)}")
         return found

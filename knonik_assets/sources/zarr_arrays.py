@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,7 @@ _AHEAD_BYTES = 16 << 20
 """Decoded chunks that wait for whoever reads the stream, about; chunks twice as large wait in pairs."""
 _CALL_BYTES = 2 << 20
 """Small chunks that one thread decodes in a row."""
+_CHUNK = re.compile(r"\d+(\.\d+)*")
 _DEEPEST, _MOST_ARRAYS, _MOST_AXES = 16, 4096, 16
 
 
@@ -101,6 +103,11 @@ def scan(files: Files, where: str, folder: str = "") -> dict[Path, Array]:
             if version is not None:
                 found[(*path, name)] = open_array(store, files, here, version, f"{where}: {'.'.join((*path, name))}")
             elif not name.startswith((".", "__")):
+                if any(_CHUNK.fullmatch(file) for file in files.children(here)[1]):
+                    raise EpisodeError(
+                        f"{where}: {'.'.join((*path, name))} holds chunks of an array, but what describes them "
+                        "(.zarray or zarr.json) is missing (an interrupted copy?)."
+                    )
                 visit((*path, name))
 
     visit(())
@@ -244,6 +251,13 @@ class ZarrArray(Array):
         index = guard.index(table, size, where)[box]
         return int((index[..., 0] == ABSENT).sum()), there
 
+    def _is_absent(self) -> bool:
+        """Whether no chunk of the whole array is there."""
+        if isinstance(self._guard, ShardGuard):
+            missing, wanted = self.absent(0, self.shape[0])
+            return missing == wanted
+        return all(self._files.size(key) is None for key, _ in self._files_of(0, self.shape[0]))
+
     def check_complete(self, *, numeric: bool) -> str | None:
         """See `Array.check_complete`."""
         return self.check_rows(0, self.shape[0], numeric=numeric, where=self.where)
@@ -262,8 +276,8 @@ class ZarrArray(Array):
         if not missing:
             return None
         what = f"{where}: {missing} of {wanted} chunks are missing"
-        single = math.prod(self.shape[1:]) == 1
-        if numeric and self._fill is not None and (single or missing == wanted):
+        meant = math.prod(self.shape[1:]) == 1 or (missing == wanted and self._is_absent())
+        if numeric and self._fill is not None and meant:
             return f"{what} and read as {self._fill}: left out by the writer as such, or lost in a copy"
         raise EpisodeError(
             f"{what} (an interrupted recording or copy) and would read as {self._fill or 'zero'}; copy the store "

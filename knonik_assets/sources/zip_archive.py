@@ -19,6 +19,8 @@ __all__ = ["ZipArchive"]
 
 _FAULTS = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive or a failing disk raises."""
+_MAC = frozenset({"__MACOSX", ".DS_Store"})
+"""What a Mac packs beside whatever was to be packed."""
 _DEEPEST = 32
 _UTF8 = 1 << 11
 """Flag of names in UTF-8."""
@@ -50,7 +52,7 @@ class ZipArchive(Files):
 
     def _wrapper(self, path: Path) -> str:
         """The folder that the whole store was packed with, as ``zip -r a.zip a.zarr`` does; else nothing."""
-        folders, files = self._contents.folders[""]
+        folders, files = ({name for name in names if name not in _MAC} for names in self._contents.folders[""])
         only = next(iter(folders)) if len(folders) == 1 and not files else ""
         packed = only.endswith(".zarr") or only == path.name.removesuffix(".zip").removesuffix(".zarr")
         return f"{only}/" if only and packed else ""

@@ -1,0 +1,252 @@
+"""What recorders really write into files of arrays, read right or refused in words."""
+
+import json
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from knonik_loader.errors import EpisodeError, SourceError
+from tests.assets.sources.support import frames, jpeg, only_episode, source, stream, write_hdf5
+from tests.support.stamps import episode_arrays
+from tests.support.zarr_data import group, put, replay_buffer
+
+ROWS = 12
+STATE = np.arange(ROWS * 3, dtype=np.float64).reshape(ROWS, 3)
+MAP = (ROWS, 72, 80)
+
+
+def opened(folder, **datasets):
+    write_hdf5(folder / "episode_0.hdf5", **{"action": STATE, **datasets})
+    return only_episode(folder)
+
+
+def kinds(episode):
+    return {spec.name: spec.kind for spec in episode.streams}
+
+
+def said(episode, words):
+    return [text for text in episode.facts.warnings if words in text]
+
+
+@pytest.mark.parametrize("shape", [(ROWS, 50, 14), (ROWS, 9, 9), (ROWS, 16, 16)], ids=["ahead", "inertia", "tactile"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_small_matrix_a_row_is_numbers_not_depth(tmp_path, shape, dtype):
+    values = np.random.default_rng(0).normal(scale=100, size=shape).astype(dtype)
+    with opened(tmp_path, matrix=values) as episode:
+        rows = episode.numeric(stream(episode, "matrix", "numeric"))
+    np.testing.assert_array_equal(rows, values.reshape(ROWS, -1).astype(np.float32))
+
+
+def test_what_is_called_depth_is_depth_however_small(tmp_path):
+    small = np.full((ROWS, 12, 16), 2.5, np.float32)
+    with opened(tmp_path, **{"depth.front": small, "near_depth": small[..., None]}) as episode:
+        assert kinds(episode) == {"action": "numeric", "front": "depth", "near_depth": "depth"}
+        assert (frames(episode, "front")[3] == 2.5).all()
+
+
+def test_a_layout_makes_small_maps_depth_or_grey_pictures(tmp_path):
+    small = np.full((ROWS, 12, 16), 0.5, np.float32)
+    write_hdf5(tmp_path / "episode_0.hdf5", far=small, grey=small)
+    with only_episode(tmp_path, layout={"images": {"grey": "grey"}, "depths": {"far": "far"}}) as episode:
+        assert (frames(episode, "far")[0] == 0.5).all()
+        assert (frames(episode, "grey")[0] == 128).all()
+
+
+def test_maps_that_nothing_calls_depth_are_told(tmp_path):
+    maps = {"infrared": np.ones(MAP, np.uint16), "grey": np.ones(MAP, np.float32)}
+    with opened(tmp_path, **maps, cam_depth=np.ones(MAP, np.float32)) as episode:
+        (text,) = said(episode, "taken as depth")
+    assert "grey, infrared" in text
+    assert "cam_depth" not in text
+
+
+def test_depth_of_eight_bits_is_told(tmp_path):
+    with opened(tmp_path, cam_depth=np.full(MAP, 9, np.uint8)) as episode:
+        assert said(episode, "depth of 8 bits is taken as millimetres")
+
+
+def test_labels_among_pictures_are_told(tmp_path):
+    with opened(tmp_path, cam_mask=np.ones(MAP, np.uint8), cam=np.ones(MAP, np.uint8)) as episode:
+        (text,) = said(episode, "labels")
+    assert text.endswith(": cam_mask")
+
+
+def test_rows_without_numbers_are_left_out_and_cost_nothing_else(tmp_path):
+    with opened(tmp_path, states=np.zeros((ROWS, 0))) as episode:
+        assert kinds(episode) == {"action": "numeric"}
+        assert said(episode, "states (float64 (12, 0))")
+
+
+@pytest.mark.parametrize("goal", [(1, 96, 112, 3), (96, 112, 3), (1, 96, 112)])
+def test_one_picture_of_the_goal_does_not_cut_the_episode(tmp_path, goal):
+    rows = 64
+    pictures = np.full((rows, 96, 112, 3), 7, np.uint8)
+    action = np.zeros((rows, 2), np.float32)
+    with opened(tmp_path, action=action, cam=pictures, goal=np.zeros(goal, np.uint8)) as episode:
+        assert kinds(episode) == {"action": "numeric", "cam": "rgb"}
+        assert said(episode, "left out, as their first axis isn't time: goal")
+
+
+def test_pictures_of_an_episode_of_one_frame_are_pictures(tmp_path):
+    with opened(tmp_path, action=STATE[:1], cam=np.zeros((1, 96, 112, 3), np.uint8)) as episode:
+        assert kinds(episode) == {"action": "numeric", "cam": "rgb"}
+
+
+def test_times_since_1970_among_the_numbers_are_told_to_stand_still(tmp_path):
+    times = 1.7e9 + np.arange(ROWS) / 30
+    with opened(tmp_path, wall=times, far=STATE + 1e6, still=np.full(ROWS, 1.7e9 + 0.1)) as episode:
+        for spec in episode.streams:
+            episode.numeric(spec)
+        (text,) = said(episode, "lose their last digits")
+    assert "wall: values as large as 1.7e+09" in text
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_a_camera_that_came_late_is_damage_not_left_out(tmp_path, kind):
+    pictures = [jpeg(picture) for picture in episode_arrays(0, ROWS)["cam_0"]]
+    with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:
+        file["action"] = STATE
+        rows = file.create_dataset("cam", (ROWS,), dtype=h5py.vlen_dtype(kind))
+        for place, data in enumerate(pictures):
+            rows[place] = np.frombuffer(data, kind)
+    with only_episode(tmp_path) as episode:
+        assert stream(episode, "cam", "rgb").encoding == "jpeg"
+    with h5py.File(tmp_path / "episode_0.hdf5", "r+") as file:
+        file["cam"][0] = np.zeros(0, kind)
+    with pytest.raises(EpisodeError, match=r"cam, row 0: no JPEG or PNG picture \(no bytes at all\)"):
+        only_episode(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
+def test_a_clock_of_one_column_is_a_clock(tmp_path, shape):
+    with opened(tmp_path, timestamp=(np.arange(ROWS) / 20).reshape(shape)) as episode:
+        np.testing.assert_allclose(episode.facts.timestamps, np.arange(ROWS) / 20)
+        assert kinds(episode) == {"action": "numeric"}
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)])
+def test_floats_that_step_like_another_unit_are_not_taken_as_seconds(tmp_path, unit, factor):
+    with opened(tmp_path, timestamps=np.arange(ROWS) / 20 * factor) as episode:
+        assert episode.facts.timestamps is None
+        assert said(episode, f"looks like {unit}")
+    with pytest.raises(EpisodeError, match=f"looks like {unit}.*store seconds, or say fps if they are"):
+        only_episode(tmp_path, layout={"numeric": {"action": "action"}, "timestamps": "timestamps"})
+
+
+@pytest.mark.parametrize("step", [1 / 500, 1 / 30, 1.5, 30.0])
+def test_slow_and_fast_clocks_in_seconds_stay(tmp_path, step):
+    write_hdf5(tmp_path / "episode_0.hdf5", action=STATE, timestamps=np.arange(ROWS) * step)
+    with only_episode(tmp_path, **({"fps": 1 / step} if step > 2 else {})) as episode:
+        np.testing.assert_allclose(episode.facts.timestamps, np.arange(ROWS) * step)
+
+
+def test_numbers_of_frames_are_no_clock_unless_the_rate_says_so(tmp_path):
+    with opened(tmp_path, timestamps=np.arange(ROWS)) as episode:
+        assert episode.facts.timestamps is None
+        assert said(episode, "numbers of frames rather than times")
+    with only_episode(tmp_path, fps=1.0) as episode:
+        np.testing.assert_array_equal(episode.facts.timestamps, np.arange(ROWS))
+
+
+def test_numbers_that_were_never_written_are_told_or_refused(tmp_path):
+    with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:
+        file["action"] = STATE
+        file.create_dataset("effort", (ROWS, 3), "f4")
+        reward = file.create_dataset("reward", (ROWS,), "f4", chunks=(4,))
+        reward[8:] = 1
+    with only_episode(tmp_path) as episode:
+        assert said(episode, "effort: was never written and reads as 0.0")
+        assert said(episode, "reward: 2 of 3 chunks were never written and read as 0.0")
+    with h5py.File(tmp_path / "episode_0.hdf5", "r+") as file:
+        qpos = file.create_dataset("qpos", (ROWS, 3), "f4", chunks=(4, 3))
+        qpos[:4] = STATE[:4]
+    with pytest.raises(EpisodeError, match=r"qpos: 2 of 3 chunks were never written \(an interrupted recording\)"):
+        only_episode(tmp_path)
+
+
+INSTRUCTIONS = {
+    "text": "pick it",
+    "one row": np.array([b"pick it"]),
+    "every row": np.array([b"pick it"] * ROWS),
+}
+
+
+@pytest.mark.parametrize("value", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
+def test_an_instruction_that_is_a_dataset_is_said(tmp_path, value):
+    with opened(tmp_path, language_instruction=value, fps=25) as episode:
+        assert episode.facts.language.instruction == "pick it"
+        assert stream(episode, "action").fps == 25
+
+
+ATTRIBUTES = {
+    "bytes in an array": (np.array([b"pick it"]), "pick it", ()),
+    "latin-1": (np.bytes_("größer".encode("latin1")), "größer", ()),
+    "several": (np.array(["pick it", "lift it"], h5py.string_dtype()), "pick it", ("lift it",)),
+}
+
+
+@pytest.mark.parametrize(("value", "wanted", "rephrases"), ATTRIBUTES.values(), ids=ATTRIBUTES)
+def test_an_instruction_in_an_attribute_of_any_kind_is_said(tmp_path, value, wanted, rephrases):
+    with h5py.File(write_hdf5(tmp_path / "episode_0.hdf5", action=STATE), "r+") as file:
+        file.attrs["language_instruction"] = value
+    with only_episode(tmp_path) as episode:
+        assert (episode.facts.language.instruction, episode.facts.language.rephrases) == (wanted, rephrases)
+
+
+@pytest.mark.parametrize(("listed", "wanted"), [(["put", "it", "down"], "put it down"), (list("go on"), "go on")])
+def test_an_instruction_in_words_or_letters_is_joined(tmp_path, listed, wanted):
+    with h5py.File(write_hdf5(tmp_path / "task.hdf5", **{"data.demo_0.actions": STATE}), "r+") as file:
+        file["data"].attrs["problem_info"] = json.dumps({"language_instruction": listed})
+    with only_episode(tmp_path, dir_type="hdf5") as episode:
+        assert episode.facts.language.instruction == wanted
+
+
+def buffer(folder, *lengths, **arrays):
+    """A replay buffer whose rows are numbered, with further arrays in ``data``."""
+    store = group(folder / "buffer.zarr")
+    for name, values in {"action": np.arange(3.0 * sum(lengths)).reshape(-1, 3) + 1, **arrays}.items():
+        put(store, f"data.{name}", values, 4)
+    put(store, "meta.episode_ends", np.cumsum(lengths), 100)
+    return store
+
+
+def test_a_table_in_a_replay_buffer_is_one_for_every_episode(tmp_path):
+    root = buffer(tmp_path, 4, 4, 8, goals=np.zeros((5, 2)), per_episode=np.zeros((3, 1)))
+    found = source(root, "zarr")
+    for ref in found.episodes():
+        with found.open(ref) as episode:
+            assert kinds(episode) == {"action": "numeric"}
+            assert said(episode, "first axis isn't time: goals (5, 2), per_episode (3, 1)")
+
+
+def test_an_episode_whose_only_chunk_is_lost_is_not_read_as_zeros(tmp_path):
+    root = buffer(tmp_path, 4, 4)
+    (root / "data" / "action" / "1.0").unlink()
+    found = source(root, "zarr")
+    first, second = found.episodes()
+    with found.open(first) as episode:
+        assert episode.numeric(stream(episode, "action"))[0].tolist() == [1, 2, 3]
+    with pytest.raises(EpisodeError, match="1 of 1 chunks are missing"):
+        found.open(second)
+
+
+def test_chunks_whose_description_is_lost_are_damage(tmp_path):
+    root = buffer(tmp_path, 4, 4, state=np.ones((8, 2)))
+    (root / "data" / "state" / ".zarray").unlink()
+    with pytest.raises(SourceError, match=r"state holds chunks of an array, but what describes them .* is missing"):
+        source(root, "zarr").episodes()
+
+
+def test_what_a_mac_packs_beside_a_store_is_passed_over(tmp_path):
+    store = tmp_path / "store.zarr"
+    replay_buffer(store, [4, 3])
+    with zipfile.ZipFile(tmp_path / "sent.zarr.zip", "w") as archive:
+        for path in sorted(store.rglob("*")):
+            if path.is_file():
+                archive.write(path, f"store.zarr/{path.relative_to(store).as_posix()}")
+        archive.writestr("__MACOSX/store.zarr/._data", b"resource fork")
+        archive.writestr("store.zarr/data/.DS_Store", b"window")
+    found = source(tmp_path / "sent.zarr.zip", "zarr")
+    assert len(found.episodes()) == 2
