@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,10 @@ def test_the_compat_names_hold_no_logic():
         text = path.read_text()
         assert "def " not in text, path
         assert "class " not in text, path
+
+
+def test_what_ends_workers_is_installed_with_them():
+    """Loky can do without psutil, but not on a system without pgrep; there an ingest never ended."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert any(one.startswith("loky") for one in needed)
+    assert any(one.startswith("psutil") for one in needed)
