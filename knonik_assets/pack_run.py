@@ -81,7 +81,7 @@ class PackRun:
         self.current: existing.Standing | None = None
         self.unfinished: ObjectInfo | None = None
         """The manifest of the generation that is written, left by a run that was killed before it was current."""
-        self.warnings: list[str] = list(plan.warnings)
+        self.warnings: list[str] = [*episodes.warnings, *plan.warnings]
 
     def unchanged(self) -> Manifest | None:
         """The dataset that stands there, when it is exactly what was asked for; None when there is work to do.

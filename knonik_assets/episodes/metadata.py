@@ -126,6 +126,11 @@ def read_metadata(folder: Path) -> EpisodeMetadata:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
+            if is_ours(folder) is False:
+                raise EpisodeError(
+                    f"{path} is no ingested episode's, or damaged ({place or 'the file'}: {first['msg']}); move "
+                    f"{folder.name} away if another tool put it there, else ingest it again"
+                ) from error
             raise EpisodeError(f"{path} is damaged: {place or 'the file'}: {first['msg']}; ingest it again") from error
 
 

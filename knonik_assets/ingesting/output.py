@@ -25,6 +25,8 @@ __all__ = ["LocalOutput", "Output", "RemoteOutput", "open_output"]
 
 _STATE = (NUMBERS, FINGERPRINTS, CONFIG)
 _CLOCK = "frame_time"
+_NAMED = 3
+_UNKNOWN = "is no ingested episode: move it away, or name another output."
 
 
 class Output(AbstractContextManager["Output"], ABC):
@@ -55,10 +57,10 @@ class Output(AbstractContextManager["Output"], ABC):
         """Take an episode away."""
 
     @abstractmethod
-    def stranger(self, episode_id: str) -> bool:
-        """Whether something stands where an episode belongs that was not put there by an ingest.
+    def stranger(self, episode_id: str) -> str:
+        """What is to be said of something that stands where an episode belongs and was not put there by an ingest.
 
-        A damaged episode still is one, see `_foreign`.
+        Empty where nothing is there, or an episode; a damaged one still is one, see `_foreign`.
         """
 
     def sent(self, name: str) -> None:
@@ -76,8 +78,10 @@ class Output(AbstractContextManager["Output"], ABC):
         yield
 
 
-def _foreign(folder: Path, list_names: Callable[[], Collection[str]]) -> bool:
-    """Whether files are no ingested episode's: such a one has metadata of ours, or lost it and holds nothing else.
+def _foreign(folder: Path, list_names: Callable[[], Collection[str]]) -> str:
+    """What is to be said of files that are no ingested episode's: such a one has metadata of ours, or lost it.
+
+    What lost it holds nothing that an ingest doesn't write.
 
     Args:
         folder: where the metadata is, if there is any.
@@ -85,10 +89,27 @@ def _foreign(folder: Path, list_names: Callable[[], Collection[str]]) -> bool:
     """
     ours = is_ours(folder)
     if ours is not None:
-        return not ours
+        return "" if ours else _UNKNOWN
     names = list_names()
-    damaged = not names or METADATA in names or any(name.startswith(f"{_CLOCK}/") for name in names)
-    return not damaged or not all(is_written(name) for name in names)
+    damaged = not names or METADATA in names or _has_clock(names)
+    return "" if damaged and all(is_written(name) for name in names) else _unknown(names)
+
+
+def _has_clock(names: Collection[str]) -> bool:
+    return any(name.startswith(f"{_CLOCK}/") for name in names)
+
+
+def _unknown(names: Collection[str]) -> str:
+    """What is to be said of a folder without metadata of ours, all files of which are given."""
+    strays = sorted(name for name in names if not is_written(name))
+    if not strays or not _has_clock(names):
+        return _UNKNOWN
+    more = f" and {len(strays) - _NAMED} more" if len(strays) > _NAMED else ""
+    what = "damaged" if METADATA in names else "lost"
+    return (
+        f"looks like an episode whose {METADATA} is {what}, but holds what no ingest wrote: move that "
+        f"({', '.join(strays[:_NAMED])}{more}) away, and the episode is ingested again; or name another output."
+    )
 
 
 def open_output(place: Place) -> Output:
@@ -135,11 +156,11 @@ class LocalOutput(Output):
         """See `Output.remove`."""
         remove(self.path, episode_id)
 
-    def stranger(self, episode_id: str) -> bool:
+    def stranger(self, episode_id: str) -> str:
         """See `Output.stranger`."""
         path = self.path / episode_id
         if not path.is_dir():
-            return path.exists() or path.is_symlink()
+            return _UNKNOWN if path.exists() or path.is_symlink() else ""
 
         def names() -> list[str]:
             with storage_errors("read", path):
@@ -209,11 +230,11 @@ class RemoteOutput(Output):
         remove_remote(self._folder, self._view.listed.episodes.pop(episode_id, {}))
         remove(self.path, episode_id)
 
-    def stranger(self, episode_id: str) -> bool:
+    def stranger(self, episode_id: str) -> str:
         """See `Output.stranger`."""
         listed = self._view.listed
         if episode_id in listed.halves:
-            return True
+            return _unknown({one.key.partition("/")[2] for one in listed.halves[episode_id]})
         return _foreign(self.path / episode_id, lambda: listed.episodes.get(episode_id, {}).keys())
 
     def sent(self, name: str) -> None:

@@ -86,11 +86,9 @@ def refuse_strangers(output: Output, numbers: Mapping[str, int], source_ids: Ite
     """
     for source_id in source_ids:
         episode_id = episode_name(numbers[source_id])
-        if output.stranger(episode_id):
-            raise StorageError(
-                f"{output.where}/{episode_id} stands where {source_id} belongs and is no ingested episode: move it "
-                "away, or name another output."
-            )
+        said = output.stranger(episode_id)
+        if said:
+            raise StorageError(f"{output.where}/{episode_id} stands where {source_id} belongs and {said}")
 
 
 def departed(out: Path, source_ids: Collection[str], numbers: Mapping[str, int]) -> list[str]:

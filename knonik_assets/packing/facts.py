@@ -12,10 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from knonik_assets.configs.validation import unknown
-from knonik_assets.episodes.metadata import EpisodeMetadata
+from knonik_assets.episodes.metadata import METADATA, EpisodeMetadata
 from knonik_assets.episodes.reader import EpisodeReader, RgbInfo
 from knonik_assets.episodes.storing import digest_file, storage_errors
-from knonik_loader.errors import ConfigError, EpisodeError, PackError
+from knonik_loader.errors import ConfigError, EpisodeError, PackError, reworded
 from knonik_loader.khlp.types import StreamInfo, StreamKind, batch_key
 
 __all__ = [
@@ -80,26 +80,28 @@ class EpisodeFacts:
 
 
 def choose_episodes(
-    there: Sequence[str], where: str, only: Sequence[str] | None, exclude: Mapping[str, str]
+    there: Sequence[str], where: str, only: Sequence[str] | None, exclude: Mapping[str, str], lost: Sequence[str] = ()
 ) -> list[str]:
     """Names of the episodes to pack, in the order in which they are there.
 
     Args:
-        there: the names of all episodes.
+        there: the names of all episodes, at least one.
         where: what to call their folder in messages.
         only: those that are asked for; None: all.
         exclude: those that are not.
+        lost: folders of episodes without metadata; they may be excluded.
 
     Raises:
         ConfigError: an episode is named that is not there.
+        EpisodeError: an episode is asked for that lost its metadata.
         PackError: nothing is left to pack.
     """
-    if not there:
-        raise PackError(f"No ingested episode in {where}: name a directory that holds episode_*/metadata.json.")
     known = set(there)
     for option, names in (("episodes", only or ()), ("exclude", exclude)):
         for name in names:
-            if name not in known:
+            if name in lost and option == "episodes":
+                raise EpisodeError(f"{where}/{name} has lost its {METADATA}, or is not yet whole; run ingest again.")
+            if name not in known and name not in lost:
                 raise ConfigError(f"{option}: {unknown(name, there, 'episode')} Episodes are those of {where}.")
     asked = known if only is None else set(only)
     chosen = [name for name in there if name in asked and name not in exclude]
@@ -119,7 +121,10 @@ def read_facts(path: Path, sizes: Mapping[str, int] | None = None) -> EpisodeFac
     Raises:
         EpisodeError: metadata is missing or invalid, a file is missing or has another size, or there is no frame.
     """
-    reader = EpisodeReader(path)
+    try:
+        reader = EpisodeReader(path)
+    except EpisodeError as error:
+        raise reworded(error, f"{error}, or leave it out with --exclude {path.name}.") from error
     metadata = reader.metadata
     _check_files(path, metadata, sizes)
     if metadata.episode_length < 1:

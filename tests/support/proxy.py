@@ -49,6 +49,8 @@ class FaultyProxy:
         self._upstream = urlsplit(upstream).netloc
         self._lock = threading.Lock()
         self._released = threading.Event()
+        self.held = threading.Event()
+        """Whether a request, or its answer, has been held back."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -86,6 +88,10 @@ class FaultyProxy:
         """Let stalled requests go on."""
         self._released.set()
 
+    def _hold(self) -> None:
+        self.held.set()
+        self._released.wait(120)
+
     def count(self, fault: str | None) -> int:
         """Requests that met this fault; None: that met none."""
         with self._lock:
@@ -109,14 +115,14 @@ class FaultyProxy:
             self.requests[at] = (request, fault)
         body = handler.rfile.read(int(headers.get("Content-Length") or 0))
         if fault == "stall":
-            self._released.wait(120)
+            self._hold()
         refusal = {"503": SLOW_DOWN, "403": EXPIRED, "skew": SKEWED}.get(fault or "")
         if refusal is not None:
             self._send(handler, 503 if fault == "503" else 403, {"Content-Type": "application/xml"}, refusal)
             return
         status, answer_headers, answer = self._ask(handler, body)
         if fault == "late":
-            self._released.wait(120)
+            self._hold()
         self._pass_on(handler, fault, status, answer_headers, answer)
 
     def _ask(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -51,18 +51,19 @@ class First:
 
     def __init__(self, server: str, url: str, files: Path, stalls=None, how: str = "stall") -> None:
         self.seen: list[tuple[str, str]] = []
-        self.stalled = threading.Event()
+        met = threading.Event()
 
         def fault(request):
             path = re.sub(r"[0-9a-f]{32}", "ID", request.path.removeprefix("/" + url.split("/")[2]))
             one = (request.method, re.sub(r"uploadId=[^&]+", "uploadId", path.replace(url.split("/", 3)[3], "OUT")))
             self.seen.append(one)
-            if stalls is None or self.stalled.is_set() or (one, Counter(self.seen)[one]) != stalls:
+            if stalls is None or met.is_set() or (one, Counter(self.seen)[one]) != stalls:
                 return None
-            self.stalled.set()
+            met.set()
             return how
 
         self._proxy = FaultyProxy(server, fault)
+        self.stalled = self._proxy.held
         folder = ObjectFolder(folder_at(url).place, {"endpoint_url": self._proxy.url})
         self._call = partial(publish_remote, files, folder, EPISODE, partial(check_lease, folder, "first"))
 
@@ -109,22 +110,21 @@ def test_whichever_request_stalls_no_two_runs_files_mix(s3, s3_server, tmp_path,
 
     asked = list(requests_of(s3_server, prepare(0), mine))
     assert len(asked) >= 14, asked
+    spared = {"stall": None if before else "GET", "late": "PUT"}[how]  # much like one that is tried
     unwhole = []
-    for number, stalls in enumerate(asked, 1):
+    for number, stalls in enumerate((one for one in asked if one[0][0] != spared), 1):
         url = prepare(number)
         with First(s3_server, url, mine, stalls, how) as first:
             assert first.stalled.wait(30), stalls
             hold(url, "second")
             publish_remote(theirs, folder_at(url), EPISODE, partial(check_lease, folder_at(url), "second"))
-            assert {key: data for key, data in bucket_tree(f"{url}/{EPISODE}").items() if key in wanted} == wanted
             error = first.ended()
         there = bucket_tree(f"{url}/{EPISODE}")
         assert {key: data for key, data in there.items() if key in wanted and data != wanted[key]} == {}, stalls
         assert there.keys() - wanted.keys() <= {"rgb_top.webm"}
         if wanted.keys() - there.keys():
             unwhole.append(stalls[0][0])
-        done = stalls == asked[-1] and how == "late"
-        assert error is None if done else "was taken over by another run" in str(error), stalls
+        assert "was taken over by another run" in str(error), stalls
     # what stalls where it removes an older episode may remove the new one, which everybody sees and the next run mends
     assert set(unwhole) <= {"GET", "POST"}
     assert len(unwhole) == (0 if before is None else 2), unwhole
@@ -144,7 +144,7 @@ def test_an_upload_that_arrives_while_the_next_run_writes_is_removed(s3, s3_serv
     arrived = 0
     writes = [one for one in requests_of(s3_server, prepare(0), mine) if one[0][0] == "PUT"]
     assert len(writes) > 5, writes
-    for number, stalls in enumerate(writes, 1):
+    for number, stalls in enumerate(writes if at == 2 else writes[-3:], 1):
         url = prepare(number)
         folder = folder_at(url)
         with First(s3_server, url, mine, stalls) as first:

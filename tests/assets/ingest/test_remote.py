@@ -205,6 +205,23 @@ def test_a_file_that_changed_before_its_episode_was_whole_fails_the_run(raw, s3,
         run(CONFIG, raw, out, engine="inline")
 
 
+@pytest.mark.parametrize(("text", "what"), [(None, "lost"), (b"{", "damaged")])
+def test_what_lies_in_an_episode_without_metadata_is_named(raw, s3, text, what):
+    out = f"{s3}/episodes"
+    run(CONFIG, raw, out, engine="inline")
+    before = visible(out)
+    folder_at(out).delete(["episode_000001/metadata.json"])
+    if text is not None:
+        folder_at(out).put_bytes("episode_000001/metadata.json", text)
+    folder_at(out).put_bytes("episode_000001/notes.txt", b"mine")
+    said = rf"metadata.json is {what}, but holds what no ingest wrote: move that \(notes.txt\) away, and the episode is"
+    with pytest.raises(StorageError, match=said):
+        run(CONFIG, raw, out, engine="inline")
+    folder_at(out).delete(["episode_000001/notes.txt"])
+    assert statuses(run(CONFIG, raw, out, engine="inline")) == ["skipped", "written", "skipped"]
+    assert visible(out) == before
+
+
 def test_a_family_whose_episodes_share_files_has_to_fit_as_a_whole(raw, tmp_path, s3, monkeypatch):
     url = upload_tree(raw, f"{s3}/raw")
     monkeypatch.setenv("KNONIK_SCRATCH_BYTES", "1000")

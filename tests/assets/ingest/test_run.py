@@ -262,6 +262,33 @@ def test_another_tools_folder_of_that_name_is_left_alone(raw, tmp_path, beside, 
     assert {name: data for name, data in tree(out).items() if name in before} == before
 
 
+@pytest.mark.parametrize(("text", "what"), [(None, "lost"), ("{", "damaged")])
+def test_what_stands_in_an_episode_without_metadata_is_named(raw, tmp_path, text, what):
+    out = tmp_path / "out"
+    ingest(raw, out)
+    wanted = tree(out)
+    folder = out / "episode_000001"
+    (folder / "metadata.json").unlink()
+    if text is not None:
+        (folder / "metadata.json").write_text(text)
+    (folder / "labels").mkdir()
+    for name in ("notes.txt", "labels/1.txt", "labels/2.txt", "labels/3.txt"):
+        (folder / name).write_text("mine")
+    before = tree(out)
+    with pytest.raises(StorageError) as caught:
+        ingest(raw, out)
+    assert str(caught.value) == (
+        f"{folder} stands where episode_1 belongs and looks like an episode whose metadata.json is {what}, but holds "
+        "what no ingest wrote: move that (labels/1.txt, labels/2.txt, labels/3.txt and 1 more) away, and the episode "
+        "is ingested again; or name another output."
+    )
+    assert tree(out) == before
+    shutil.rmtree(folder / "labels")
+    (folder / "notes.txt").unlink()
+    assert names(ingest(raw, out).written) == ["episode_000001"]
+    assert tree(out) == wanted
+
+
 @pytest.mark.parametrize("text", ["", '{"dataset": "d", "robot', '{"source_fingerprint": "x"}'])
 def test_an_episode_of_damaged_metadata_is_written_again(raw, tmp_path, text):
     out = tmp_path / "out"
