@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from knonik_assets.configs.answers import check_answers
 from knonik_assets.configs.cron import cron_mistake
 from knonik_assets.configs.documents import load_yaml
 from knonik_assets.configs.ingest import IngestConfig
@@ -297,6 +298,7 @@ def _checked(data: Any, path: Path) -> DatasetCard:  # noqa: ANN401 - raw YAML
     values["pack"] = _pack_block(data.get("pack"), values["name"], where)
     card = validate(DatasetCard, values, where)
     card.ingest_config()
+    check_answers(card.config, f"{where}: config")
     _check_apart(card, where)
     return card
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,6 +28,7 @@ __all__ = [
     "StreamsConfig",
     "TimestampsConfig",
     "build_dataset_config",
+    "check_semantics",
     "dataset_config_schema",
     "load_dataset_config",
     "placeholders",
@@ -140,9 +141,7 @@ class DatasetConfig(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetConfig:
-        known = ("joint_position", "joint_velocity", "ee_pose", "ee_delta", "mixed")
-        if self.action_semantics not in known and not self.action_semantics.startswith(FILL):
-            raise ValueError(unknown(self.action_semantics, known, "action_semantics"))
+        check_semantics(self.action_semantics)
         for role, name in (("action", self.roles.action), ("state", self.roles.state)):
             if not name.startswith(FILL) and name not in self.streams.numeric:
                 raise ValueError(f"roles.{role}: {unknown(name, self.streams.numeric, 'numeric stream')}")
@@ -167,6 +166,18 @@ class DatasetConfig(_Strict):
                 if isinstance(number, int) and not all(0 <= number < dim for dim in dims.values()):
                     listed = " and ".join(f"{role} has {dim}" for role, dim in dims.items())
                     raise ValueError(f"arms: {arm.name!r} names position {number}, but {listed} numbers")
+
+
+def check_semantics(value: str) -> str:
+    """What the numbers of the action mean, or a placeholder for it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    known = get_args(Semantics)
+    if value not in known and not value.startswith(FILL):
+        raise ValueError(unknown(value, known, "action_semantics"))
+    return value
 
 
 def dataset_config_schema() -> dict[str, Any]:

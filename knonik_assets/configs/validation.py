@@ -186,6 +186,8 @@ def _rule(finding: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
         return "a block"
     if finding["type"] == "value_error":
         return str(finding["ctx"]["error"]).rstrip(".")
+    if finding["type"] == "tuple_type":
+        return "a list"
     return str(finding["msg"]).removeprefix("Input should be ")
 
 
