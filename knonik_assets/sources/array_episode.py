@@ -177,7 +177,7 @@ class ArrayEpisode:
         return None
 
     def digest(self) -> str:
-        """Hex digest of this episode's streams, clock, rate and language."""
+        """Hex digest of this episode's streams, clock, rate, language and further metadata."""
         digest = hashlib.sha256()
         arrays = {one.path: one.array for one in self._planned.values()}
         if self._clock is not None:
@@ -186,7 +186,8 @@ class ArrayEpisode:
             digest.update("/".join(path).encode())
             array.hash_into(digest)
         said = self.facts.language
-        digest.update(repr((said.instruction if said else None, [spec.fps for spec in self.streams])).encode())
+        rates = [spec.fps for spec in self.streams]
+        digest.update(repr((said, rates, sorted(self.facts.attributes.items()))).encode())
         return digest.hexdigest()
 
     def close(self) -> None:

@@ -91,6 +91,10 @@ class CalvinSource:
             raise SourceError(f"{folder / _INDEX}: no episode is in it.")
         if not self._language_file(folder).exists():
             self.warnings.append(f"{folder}: no lang_annotations/{_LANGUAGE}: its episodes have no instruction")
+        if not any(folder.glob("episode_*.npz")) and any(folder.glob("episode_*.pkl")):
+            raise SourceError(
+                f"{folder}: its steps are pickles (save_format: pkl), which would run code; write them as .npz files."
+            )
         width = _digits(folder)
         return [
             EpisodeRef(f"{prefix}{first:0{width}d}-{last:0{width}d}", (str(folder), first, last))
@@ -119,8 +123,13 @@ class CalvinSource:
         path, first, last = ref.locator
         folder = Path(path)
         said = _language(self._described(folder, []), first, last)
-        steps = Steps(folder, _digits(folder), first, last).digest()
-        return hashlib.sha256(f"{steps}{said}".encode()).hexdigest()
+        steps = Steps(folder, _digits(folder), first, last)
+        try:
+            digest = steps.digest()
+        except EpisodeError:
+            steps.check()  # says how many are missing
+            raise
+        return hashlib.sha256(f"{digest}{said}".encode()).hexdigest()
 
     def open(self, ref: EpisodeRef) -> ArrayEpisode:
         """See `Source.open`."""

@@ -97,7 +97,9 @@ class Steps:
         for place in range(len(self)):
             with closing(NpzFile(self.path(place))) as archive:
                 for name, table in tables.items():
-                    table[place] = same_shape(archive.value(name), table.shape[1:], f"{archive.path}: {name}")
+                    table[place] = like_first(
+                        archive.value(name), table.dtype, table.shape[1:], f"{archive.path}: {name}"
+                    )
         return tables
 
     def digest(self) -> str:
@@ -118,15 +120,17 @@ class Steps:
             self._tables = None
 
 
-def same_shape(value: npt.NDArray[Any], shape: tuple[int, ...], where: str) -> npt.NDArray[Any]:
-    """The value, when it has this shape.
+def like_first(value: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> npt.NDArray[Any]:
+    """The value in the type of the episode's first step.
 
     Raises:
-        EpisodeError: it hasn't.
+        EpisodeError: it has another shape, or a type that would lose something.
     """
     if value.shape != shape:
         raise EpisodeError(f"{where}: shape {value.shape}, the episode's first step has {shape}.")
-    return value
+    if not np.can_cast(value.dtype, dtype, "safe") and not (value.dtype.kind == dtype.kind == "f"):
+        raise EpisodeError(f"{where}: {value.dtype}, the episode's first step has {dtype}.")
+    return value.astype(dtype, copy=False)
 
 
 def step_arrays(steps: Steps, where: str) -> dict[Path, Array]:
@@ -182,7 +186,7 @@ class StepArray(Array):
     def _row(self, place: int) -> npt.NDArray[Any]:
         value = self._steps.value(place, self._name)
         where = f"{self._steps.path(place)}: {self._name}"
-        value = same_shape(value, self._stored, where).astype(self.dtype, copy=False)
+        value = like_first(value, self.dtype, self._stored, where)
         if self._part is None:
             return value
         part = value[..., self._part]

@@ -112,9 +112,11 @@ class D3ilSource:
             states = load_pickle(whole_file(file), where)
         if not isinstance(states, dict) or not isinstance(states.get("robot"), dict):
             raise EpisodeError(f"{where}: no recording of D3IL's: wanted a dict with 'robot' in it.")
-        arrays: dict[Place, Array] = _arrays(states, where)
         warnings: list[str] = []
+        arrays: dict[Place, Array] = _arrays(states, where, warnings)
         action, channels = self._action(states["robot"], file, where, warnings)
+        if action is not None and not len(action[0]):
+            raise EpisodeError(f"{where}: has a single step, and an action is the difference of two.")
         if action is not None:
             arrays[("action",)] = MemoryArray(f"{where}: action", action[0])
         arrays |= _pictures(images, file.stem, where, warnings)
@@ -137,7 +139,7 @@ class D3ilSource:
             warnings.append(
                 f"{where}: no folder above is named like a task ({', '.join(_ACTIONS)}); the action is {rule.words}"
             )
-        desired, gripper = robot.get(rule.key), robot.get("gripper_width")
+        desired, gripper = _listed(robot.get(rule.key)), _listed(robot.get("gripper_width"))
         if not _has_rows(desired) or (rule.gripper and not _has_rows(gripper)):
             warnings.append(f"{where}: no action: it would follow from robot.{rule.key}, which isn't there or is empty")
             return None, None
@@ -177,15 +179,29 @@ def _has_rows(value: object) -> bool:
     return isinstance(value, np.ndarray) and _is_rows(value) and value.size > 0
 
 
-def _arrays(states: Mapping[Any, Any], where: str) -> dict[Place, Array]:
+def _listed(value: Any) -> Any:  # noqa: ANN401 - whatever was pickled
+    """A list of numbers, or of rows of them that are equally long, as an array; anything else as it is."""
+    if not isinstance(value, list) or not value or not all(_is_row(one) for one in value):
+        return value
+    return np.array(value) if len({np.shape(one) for one in value}) == 1 else value
+
+
+def _is_row(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(one, (int, float)) for one in value)
+    return isinstance(value, (int, float, np.ndarray))
+
+
+def _arrays(states: Mapping[Any, Any], where: str, warnings: list[str]) -> dict[Place, Array]:
     """Arrays of numbers by ``robot`` or the object's name, and their own; the clock at the top."""
     found: dict[Place, Array] = {}
     for name, inner in states.items():
         entries = inner.items() if isinstance(inner, dict) else [(None, inner)]
         for own, value in entries:
-            if isinstance(value, list) and value and all(isinstance(one, (int, float)) for one in value):
-                value = np.array(value)
+            value = _listed(value)
             if not _is_rows(value):
+                if own is not None or not isinstance(value, (str, int, float)):
+                    warnings.append(f"{where}: left out, as it is no array of numbers: {name if own is None else own}")
                 continue
             place = (str(name),) if own is None else (str(name), str(own))
             place = (_CLOCK,) if place == ("robot", _CLOCK) and value.ndim == 1 else place

@@ -71,6 +71,9 @@ class EpisodicZarrSource:
         if (self.root / "meta" / "episode_ends").exists():
             return 'it is one store of many episodes: use "dir_type": "zarr"'
         others = sorted(path.name for path in self.root.iterdir())
+        stores = [name for name in others if any(True for _ in (self.root / name).glob(_PATTERN))]
+        if stores:
+            return f"{stores[0]} has them in it; name it as the input"
         return f"it has {', '.join(others[:8])}" if others else "the folder is empty"
 
     def fingerprint(self, ref: EpisodeRef, cache: FingerprintCache) -> str:

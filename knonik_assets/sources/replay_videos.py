@@ -44,7 +44,7 @@ def cameras(folder: Path) -> list[str]:
 
 
 def video_array(
-    path: Path, clock: Array | None, length: int, fps: float | None, where: str, warnings: list[str]
+    path: Path, clock: npt.NDArray[np.float64] | None, length: int, fps: float | None, where: str, warnings: list[str]
 ) -> VideoArray:
     """The frames of a video that belong to an episode's steps: to each the nearest in time.
 
@@ -52,7 +52,7 @@ def video_array(
 
     Args:
         path: of the video.
-        clock: the steps' times in seconds.
+        clock: (T,) the steps' times in seconds.
         length: steps.
         fps: steps a second, used where there is no clock.
         where: for messages.
@@ -65,19 +65,23 @@ def video_array(
     if index.declared and index.declared > len(index):
         raise EpisodeError(f"{path}: holds {len(index)} of the {index.declared} frames that it declares; truncated.")
     if clock is not None:
-        times = clock.rows(0, length).astype(np.float64).ravel()
-        times = times - times[0]
+        times = clock - clock[0]
     elif fps is not None:
         times = np.arange(length) / fps
     else:
-        raise EpisodeError(f"{path}: cannot be aligned with the steps: the store has no data/timestamp; set fps.")
+        raise EpisodeError(f"{path}: cannot be aligned with the steps: data/timestamp is missing or no clock; set fps.")
     if not len(index):
         raise EpisodeError(f"{path}: there is no frame in it.")
-    if not np.isfinite(times).all():
-        raise EpisodeError(f"{where}: cannot be aligned: a timestamp of the steps is not finite.")
+    if 2 * int((np.diff(times) <= 0).sum()) >= length > 1:
+        raise EpisodeError(f"{where}: cannot be aligned: data/timestamp stands still or goes backwards.")
     ranks, seconds = nearest_ranks(index.seconds, times), index.seconds
     far = np.abs(seconds[ranks] - times) > max(1.5 * index.period, 1e-3)
     covered = int(np.flatnonzero(far)[0]) if far.any() else length
+    if covered <= 1 < length:
+        raise EpisodeError(
+            f"{where}: cannot be aligned: the steps go on to {times[-1]:.6g} s, with the next at "
+            f"{times[min(1, length - 1)]:.6g} s; the video has {len(index)} frames and ends at {seconds[-1]:.3f} s."
+        )
     if far.any():
         warnings.append(
             f"{where}: the video has no frame near step {covered} ({times[covered]:.3f} s; it ends at "

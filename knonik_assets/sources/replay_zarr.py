@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.array_episode import ArrayEpisode, Traits, no_layout
+from knonik_assets.sources.array_facts import read_clock
 from knonik_assets.sources.arrays import Array, DictTree, RowsOf
 from knonik_assets.sources.arrays import Path as Place
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
@@ -161,10 +162,10 @@ class ReplayZarrSource:
         if not no_layout(self.config):
             keys = {entry.key.replace("/", ".") for entry in (self.config.layout.images or {}).values()}
             files = {name: path for name, path in files.items() if not keys.isdisjoint((name, f"videos.{name}"))}
-        clock = arrays.get(("timestamp",))
-        rate = self.config.fps
+        rate, stamps = self.config.fps, arrays.get(("timestamp",))
+        times = None if stamps is None else read_clock(stamps, rate, False, warnings)
         return {
-            ("videos", name): video_array(path, clock, length, rate, f"{where}: {path.name}", warnings)
+            ("videos", name): video_array(path, times, length, rate, f"{where}: {path.name}", warnings)
             for name, path in files.items()
         }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from knonik_assets.sources.base_contract import Expected, SourceContract
+from knonik_assets.sources.base_contract import Expected, NoCache, SourceContract
 from knonik_assets.sources.detect import detect
 from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.support import frames, only_episode, source, stream
@@ -166,6 +166,49 @@ def test_a_damaged_index(tmp_path, index):
     calvin(tmp_path, [(100, 103)])
     np.save(tmp_path / "ep_start_end_ids.npy", index)
     with pytest.raises(SourceError, match="ep_start_end_ids"):
+        source(tmp_path, "calvin").episodes()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rgb_static", np.float32), ("actions", np.complex64)])
+def test_a_step_of_another_type_is_not_squeezed_into_the_first_ones(tmp_path, name, kind):
+    """Floats of 0 to 1 would be black bytes."""
+    calvin(tmp_path, [(100, 103)])
+    rewrite(tmp_path / "episode_0000102.npz", name, lambda values: (values / 255).astype(kind))
+    wanted = rf"episode_0000102.npz: {name}: {np.dtype(kind)}, the episode's first step"
+    with only_episode(tmp_path, "calvin") as opened:
+        spec = stream(opened, name)
+        read = opened.numeric if spec.kind == "numeric" else lambda spec: list(opened.frames(spec))
+        with pytest.raises(EpisodeError, match=wanted):
+            read(spec)
+
+
+def test_a_step_of_a_lesser_type_is_the_same_number(tmp_path):
+    calvin(tmp_path, [(100, 103)])
+    rewrite(tmp_path / "episode_0000102.npz", "actions", lambda values: np.rint(values).astype(np.int32))
+    with only_episode(tmp_path, "calvin") as opened:
+        assert opened.numeric(stream(opened, "actions"))[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def rewrite(path, name, change):
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **{**arrays, name: change(arrays[name])})
+
+
+def test_missing_steps_are_counted_before_anything_is_read(tmp_path):
+    calvin(tmp_path, [(100, 109)])
+    for number in (103, 107):
+        (tmp_path / f"episode_0000{number}.npz").unlink()
+    found = source(tmp_path, "calvin")
+    with pytest.raises(EpisodeError, match=r"2 of its 10 steps are missing, the first is episode_0000103\.npz"):
+        found.fingerprint(found.episodes()[0], NoCache())
+
+
+def test_steps_that_are_pickles_are_refused(tmp_path):
+    calvin(tmp_path, [(100, 103)])
+    for path in tmp_path.glob("episode_*.npz"):
+        path.rename(path.with_suffix(".pkl"))
+    with pytest.raises(SourceError, match="its steps are pickles"):
         source(tmp_path, "calvin").episodes()
 
 

@@ -121,6 +121,30 @@ def test_the_lists_that_name_a_recording(tmp_path):
             assert opened.facts.attributes["split_lists"] == [wanted]
 
 
+def test_lists_of_rows_are_arrays_and_what_is_none_is_named(tmp_path):
+    """Some recorders append to lists and never make arrays of them."""
+    known = states(3, 6)
+    robot = {name: list(values) for name, values in known["robot"].items()}
+    robot["des_c_pos"] = known["robot"]["des_c_pos"].tolist()
+    folder = tmp_path / "aligning"
+    folder.mkdir()
+    (folder / "env_3.pkl").write_bytes(pickle.dumps({**known, "robot": {**robot, "note": {"a": 1}}}))
+    with only_episode(folder, "d3il") as opened:
+        desired = known["robot"]["des_c_pos"]
+        wanted = (desired[1:] - desired[:-1]).astype(np.float32)
+        np.testing.assert_array_equal(opened.numeric(stream(opened, "action")), wanted)
+        rows = opened.numeric(stream(opened, "c_pos"))
+        np.testing.assert_array_equal(rows, known["robot"]["c_pos"].astype(np.float32))
+        (text,) = [text for text in opened.facts.warnings if "no array of numbers" in text]
+    assert text.endswith(": note")
+
+
+def test_a_recording_of_one_step_has_no_action(tmp_path):
+    record(tmp_path / "aligning", 3, 1)
+    with pytest.raises(EpisodeError, match="a single step, and an action is the difference of two"):
+        only_episode(tmp_path / "aligning", "d3il")
+
+
 def test_a_task_that_no_folder_names(tmp_path):
     record(tmp_path / "mine", 0, 4)
     with only_episode(tmp_path / "mine", "d3il") as opened:

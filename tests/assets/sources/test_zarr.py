@@ -484,6 +484,48 @@ def test_videos_without_times_need_a_rate(tmp_path):
         assert identities(frames(opened, "camera_0")) == [(0, 0, 3 * step) for step in range(6)]
 
 
+def with_times(root, change):
+    """`real_robot` with other time stamps of the steps."""
+    real_robot(root)
+    store = root / "replay_buffer.zarr"
+    times = zarr.open_array(str(store / "data/timestamp"), mode="r")[:]
+    shutil.rmtree(store / "data/timestamp")
+    put(store, "data.timestamp", change(times), 100)
+    return root
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda times: (times * 1e9).astype(np.int64), lambda times: times[:, None]],
+    ids=["nanoseconds", "one column"],
+)
+def test_videos_are_looked_up_by_the_clock_as_it_is_understood(tmp_path, change):
+    with only_episode(with_times(tmp_path, change), "zarr") as opened:
+        assert identities(frames(opened, "camera_0")) == [(0, 0, 3 * step) for step in range(6)]
+        assert abs(opened.facts.timestamps[0] - 1.7e9) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda times: times.astype(np.float32), "data/timestamp stands still or goes backwards"),
+        (lambda times: times * 1e3, "data/timestamp is missing or no clock; set fps"),
+        (lambda times: (times - times[0]) * 17 + times[0], "the video has 18 frames and ends at"),
+    ],
+    ids=["rounded", "milliseconds", "another clock"],
+)
+def test_videos_that_no_clock_aligns_are_refused(tmp_path, change, told):
+    """A camera would show its first frame for ever."""
+    with pytest.raises(EpisodeError, match=told):
+        only_episode(with_times(tmp_path, change), "zarr")
+
+
+def test_a_folder_of_one_store_of_episodes_says_what_to_name(tmp_path):
+    episode(tmp_path / "all.zarr" / "episode_0", 0, 4)
+    with pytest.raises(SourceError, match=r"all\.zarr has them in it; name it as the input"):
+        source(tmp_path, data_type="zarr").episodes()
+
+
 def test_a_cut_archive_fails_by_name(tmp_path):
     path = zipped(episode(tmp_path / "x", 0, 4), tmp_path / "episode_0.zip")
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
