@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Language, StreamSpec
-from knonik_assets.sources.clocks import REGULAR, even_rate
+from knonik_assets.sources.clocks import REGULAR, even_rate, usual_rate
 from knonik_assets.sources.naming import dataset_name
 from knonik_loader.errors import EpisodeError
 
@@ -83,7 +83,7 @@ def clock(timestamps: npt.NDArray[np.float64] | None, frames: int) -> npt.NDArra
 def nominal_fps(
     config: IngestConfig, streams: Sequence[StreamSpec], times: npt.NDArray[np.float64] | None
 ) -> tuple[float, str | None]:
-    """The config's rate, else what the source states, else what an even clock shows, else 30; and a warning or None."""
+    """The config's rate, else what the source states, else what its clock shows, else 30; and a warning or None."""
     stated = [spec.fps for spec in streams if spec.fps] if config.fps is None else [config.fps]
     measured = even_rate(times)
     if stated:
@@ -93,6 +93,11 @@ def nominal_fps(
         return fps, None
     if measured is not None:
         return measured, None
+    if (usual := usual_rate(times)) is not None:
+        return (
+            usual,
+            f"no frame rate in the data or the config, and an uneven clock: {usual:g} is its usual one; set fps",
+        )
     if times is not None:  # the clock decides where frames are; the rate is a label
         return _DEFAULT_FPS, None
     return _DEFAULT_FPS, f"no frame rate in the data or the config: {_DEFAULT_FPS:g} is assumed; set fps"

@@ -15,7 +15,7 @@ from knonik_assets.ingesting.numbering import episode_name
 from knonik_assets.live.declared import Declarations, Declared, Kind
 from knonik_assets.live.lanes import Lane, Waiting
 from knonik_assets.live.streams import LiveStream
-from knonik_assets.sources.clocks import even_rate
+from knonik_assets.sources.clocks import even_rate, usual_rate
 from knonik_assets.sources.images import depth_to_m
 from knonik_loader.errors import EpisodeError
 
@@ -203,9 +203,10 @@ class LiveEpisode:
         measured = even_rate(times)
         rates = {stream.declared.key: stream.declared.fps for stream in streams if stream.declared.fps is not None}
         if not rates:
+            assumed = measured or usual_rate(times) or _DEFAULT_FPS
             if measured is None:
-                self.warnings.append(f"numbers alone, and no even clock: {_DEFAULT_FPS:g} frames a second is assumed")
-            return self._open_writer(measured or _DEFAULT_FPS)
+                self.warnings.append(f"numbers alone, and no even clock: {assumed:g} frames a second is assumed")
+            return self._open_writer(assumed)
         fps = self._nominal()
         if measured is not None and abs(measured / fps - 1) > _UNEVEN:
             self.warnings.append(f"fps is {fps:g}, but the timestamps show {measured:g} frames a second")

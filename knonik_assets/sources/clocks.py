@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["REGULAR", "even_rate", "unrounded"]
+__all__ = ["REGULAR", "even_rate", "unrounded", "usual_rate"]
 
 REGULAR = 0.01
 """Part of a step by which the steps of an even clock may differ."""
+_USUAL, _NEAR = 0.25, 0.01
+"""Part of its usual step by which a clock's steps may differ from it, and of a whole rate by which it may be missed."""
 _LONGEST_S = 1e15
 
 
@@ -23,6 +25,23 @@ def even_rate(times: npt.NDArray[np.float64] | None) -> float | None:
     rate = (len(times) - 1) / float(times[-1] - times[0])
     whole = round(rate)
     return float(whole) if whole and abs(rate / whole - 1) < 1e-3 else round(rate, 3)
+
+
+def usual_rate(times: npt.NDArray[np.float64] | None) -> float | None:
+    """Frames a second of a clock that jitters or has gaps: what most of its steps show, whole where that is near.
+
+    None where the clock has fewer than 3 times, or steps of every length.
+    """
+    if times is None or len(times) < 3:
+        return None
+    steps = np.diff(times)
+    middle = float(np.median(steps))
+    usual = steps[np.abs(steps - middle) < _USUAL * middle]
+    if not middle > 0 or 2 * len(usual) < len(steps):
+        return None
+    rate = 1 / float(usual.mean())
+    whole = round(rate)
+    return float(whole) if whole and abs(rate / whole - 1) < _NEAR else round(rate, 3) or None
 
 
 def unrounded(times: npt.NDArray[np.float64], fps: float) -> npt.NDArray[np.float64]:

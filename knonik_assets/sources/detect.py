@@ -12,7 +12,7 @@ from typing import Any
 
 from knonik_assets.configs.load import load_ingest_config
 from knonik_assets.sources.base import EpisodeFacts, EpisodeRef, Source, StreamSpec
-from knonik_assets.sources.clocks import even_rate
+from knonik_assets.sources.clocks import even_rate, usual_rate
 from knonik_assets.sources.detect_config import DEFAULT_FPS, Comments, config_yaml
 from knonik_assets.sources.families import Family, recognise
 from knonik_assets.sources.guarded import GuardedSource, open_guarded
@@ -167,12 +167,15 @@ def _look_into(found: Detection, family: Family, base: dict[str, Any], source: G
 def _rate(found: Detection, base: dict[str, Any], streams: Sequence[StreamSpec], facts: EpisodeFacts) -> None:
     """The rate in the config, with a word about where it is from."""
     stated = next((spec.fps for spec in streams if spec.fps), None)
-    found.fps = float(stated) if stated else even_rate(facts.timestamps)
+    even = even_rate(facts.timestamps)
+    found.fps = float(stated) if stated else even or usual_rate(facts.timestamps)
     if found.fps is None and facts.timestamps is None:
         found.warnings.append(f"no frame rate and no clock in the data: set fps ({DEFAULT_FPS} is assumed)")
         found.comments.fps = "ASSUMED: nothing in the data states a rate; correct it"
     elif found.fps is None:
         found.comments.fps = "a label only: the clock ticks unevenly, and says when each frame was"
+    elif not stated and even is None:
+        found.comments.fps = "what most steps of the data's uneven clock show; correct it if it is another"
     else:
         found.comments.fps = "as the data states it" if stated else "as the clock of the data shows it"
     fps = found.fps or DEFAULT_FPS

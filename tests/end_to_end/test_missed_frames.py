@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from knonik.ingest import pack, run
+from knonik.ingest import detect, pack, run
 from knonik_loader import ConfigError, ShardedDataLoader
 from tests.assets.sources.support import V2, V3, encode_video, write_hdf5
 from tests.support.road import loader_config
 from tests.support.stamps import episode_arrays, read_stamp
 
-pytestmark = pytest.mark.filterwarnings("ignore:fps 30 is recorded:UserWarning")  # a gap lowers the mean rate
+pytestmark = pytest.mark.filterwarnings("ignore:fps [35]0 is recorded:UserWarning")  # a gap lowers the mean rate
 
 FPS = 30
 SLOTS = 24
@@ -125,3 +125,26 @@ def test_without_padding_windows_into_a_gap_are_no_samples(manifest, slots, roun
 def test_there_is_no_tolerance_to_be_raised(manifest):
     with pytest.raises(ConfigError, match="tolerance_s"):
         ShardedDataLoader(loader_config(manifest, tolerance_s=1 / FPS))
+
+
+def test_how_near_is_near_follows_from_the_recordings_own_rate(tmp_path):
+    """A rate that nobody states is no 30: at 50 Hz a frame 1.4 periods away would count as near."""
+    slots = np.delete(np.arange(SLOTS), [13])
+    arrays = episode_arrays(0, len(slots), cameras=1)
+    streams = {name: arrays[name] for name in ("cam_0", "state", "action")}
+    write_hdf5(tmp_path / "raw" / "episode_0.hdf5", timestamps=slots / 50, **streams)
+    assert detect(tmp_path / "raw").config["fps"] == 50
+    config = {"dir_type": "episodic", "data_type": "hdf5", "preset": {"rgb": {"codec": "jpeg", "quality": 95}}}
+    (written,) = run(config, tmp_path / "raw", tmp_path / "out", engine="inline").written
+    assert any("50 is its usual one" in text for text in written.warnings)
+    manifest = pack(tmp_path / "out", tmp_path / "packed", "missed", 8, 2, storage_profile="training_fast")[0]
+    deltas = {"cam_0": [0.4 / 50, 1.4 / 50, 2.4 / 50]}
+    keys = {"delta_timestamps": deltas, "delta_rounding": "floor", "pad_missing": True, "shuffle_mode": "none"}
+    with ShardedDataLoader(loader_config(manifest, **keys)) as loader:
+        for batch in loader:
+            for anchor, mask in zip(
+                batch["_frame_indices"].tolist(), batch["rgb_cam_0_valid_mask"].tolist(), strict=True
+            ):
+                asked = slots[anchor] + np.array([0.4, 1.4, 2.4])
+                before = [max(slot for slot in slots if slot <= one) for one in asked]
+                assert mask == [bool(one - slot <= 1) for one, slot in zip(asked, before, strict=True)]

@@ -72,6 +72,17 @@ def test_a_rate_that_nobody_states_is_assumed_and_said():
     assert "assumed" in warning
 
 
+@pytest.mark.parametrize("fps", [10.0, 30.0, 50.0])
+@pytest.mark.parametrize("how", ["a gap", "gaps", "jitter"])
+def test_a_rate_that_only_an_uneven_clock_shows_is_said(fps, how):
+    """Not 30: the loader calls missing what is further than a period of this rate from what was asked."""
+    slots = np.delete(np.arange(40.0), {"a gap": [13], "gaps": [5, 6, 7, 20, 31], "jitter": []}[how])
+    jitter = np.random.default_rng(0).normal(0, 0.05, len(slots)) if how == "jitter" else 0
+    found, warning = nominal_fps(config(), [rows(len(slots))], (slots + jitter) / fps)
+    assert found == fps
+    assert f"{fps:g} is its usual one" in warning
+
+
 def test_a_rate_that_the_clock_contradicts_is_warned_of():
     fps, warning = nominal_fps(config(fps=30), [camera(20)], np.arange(20) / 50)
     assert fps == 30
