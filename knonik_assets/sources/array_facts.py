@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from knonik_assets.sources.arrays import Array, bounded
 from knonik_assets.sources.base import Language
-from knonik_assets.sources.clocks import unrounded
+from knonik_assets.sources.clocks import unrounded, usual_rate
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Attributes", "as_object", "read_clock", "stated_language", "stated_rate"]
@@ -103,8 +103,8 @@ def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[s
         clock = np.asarray(values[:, 0], np.float64)
         if (problem := _other_unit(clock, fps)) is not None:
             clock = None
-        elif fps and values.dtype.itemsize <= 4:
-            clock = unrounded(clock, fps)
+        elif values.dtype.itemsize <= 4 and (rate := fps or usual_rate(clock)):
+            clock = unrounded(clock, rate)
     else:
         clock, problem = _integer_clock(values[:, 0], fps)
         if clock is not None:

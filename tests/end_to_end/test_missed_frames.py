@@ -46,7 +46,12 @@ def float32_clock(folder, times):
     return {"dir_type": "episodic", "data_type": "hdf5", "fps": FPS}
 
 
-WRITERS = [even_video, same_gap_in_the_video, float32_clock]
+def float32_clock_alone(folder, times):
+    """Nothing but the clock says how many frames a second there are."""
+    return {key: value for key, value in float32_clock(folder, times).items() if key != "fps"}
+
+
+WRITERS = [even_video, same_gap_in_the_video, float32_clock, float32_clock_alone]
 
 
 def resolved(slots, anchor, offset, rounding):
