@@ -203,6 +203,8 @@ class ObjectFolder:
                 view = memoryview(obstore.get(store, path, options=options).bytes())
             except PreconditionError as error:
                 raise StorageError(f"{url} was replaced while it was read; try again when its writer ended.") from error
+            except FileNotFoundError as error:
+                raise StorageError(f"{url} was removed before it was read; try again when its writer ended.") from error
             if len(view) != length:
                 raise OSError(f"{len(view)} bytes came instead of {length}")
             return view

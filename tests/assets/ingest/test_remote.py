@@ -177,8 +177,10 @@ def test_what_others_put_into_the_output_stays(raw, s3, file):
     assert "episode_000001/rgb_gone.webm" not in bucket_tree(out)
 
 
-def test_large_files_go_by_a_name_of_their_own(raw, tmp_path, s3, monkeypatch):
+@pytest.mark.parametrize("copied", [1_000, 1_000_000], ids=["too large to be copied", "copied"])
+def test_large_files(raw, tmp_path, s3, monkeypatch, copied):
     monkeypatch.setattr(remote, "ONE_PIECE", 1_000)
+    monkeypatch.setattr(remote, "_MOST_COPIED", copied)
     out = f"{s3}/episodes"
     folder_at(out).put_bytes(f"{remote.ASIDE}/gone/episode_000000/rgb_cam_0.mkv", b"of a run that was killed")
     report = run(CONFIG, raw, out, engine="inline")
@@ -186,6 +188,19 @@ def test_large_files_go_by_a_name_of_their_own(raw, tmp_path, s3, monkeypatch):
     assert visible(out) == tree(tmp_path / "out")
     assert max(map(len, visible(out).values())) > 1_000
     assert not folder_at(out).objects(remote.ASIDE)
+
+
+def test_a_bucket_that_keeps_versions(raw, tmp_path, s3, s3_server, monkeypatch):
+    """There, what was removed leaves a mark, which is no object that stands in the way."""
+    client = pytest.importorskip("boto3").client("s3", endpoint_url=s3_server)
+    status = {"Status": "Enabled"}
+    client.put_bucket_versioning(Bucket=s3.removeprefix("s3://"), VersioningConfiguration=status)
+    monkeypatch.setattr(remote, "ONE_PIECE", 1_000)
+    other = ingest_config(cameras=1, preset={"rgb": {"codec": "jpeg", "quality": 50}})
+    for config in (CONFIG, other, CONFIG):
+        assert statuses(run(config, raw, f"{s3}/episodes", engine="inline")) == ["written"] * 3
+    run(CONFIG, raw, tmp_path / "out")
+    assert visible(f"{s3}/episodes") == tree(tmp_path / "out")
 
 
 def test_a_file_that_changed_before_its_episode_was_whole_fails_the_run(raw, s3, monkeypatch):

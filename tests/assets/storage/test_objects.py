@@ -90,8 +90,30 @@ def test_a_file_replaced_while_it_is_read_is_refused(folder, tmp_path, monkeypat
     with pytest.raises(StorageError, match=r"lake/a/x was replaced while it was read"):
         folder.download("x", tmp_path / "x", listed)
     assert not (tmp_path / "x").exists()
+    folder.put_bytes("y", b"listed")
+    (listed,) = (one for one in folder.objects() if one.key == "y")
+    folder.delete(["y"])
+    with pytest.raises(StorageError, match=r"lake/a/y was removed before it was read; try again"):
+        folder.download("y", tmp_path / "y", listed)
     with pytest.raises(StorageError, match="cannot write"):
         folder.download("x", tmp_path / "no such folder" / "x")
+
+
+def test_what_is_created_or_copied_replaces_nothing(folder, tmp_path):
+    (tmp_path / "file").write_bytes(b"first")
+    assert folder.create(tmp_path / "file", "c/x") == folder.head("c/x").etag
+    folder.copy("c/x", "c/y")
+    for call in (lambda: folder.create(tmp_path / "other", "c/x"), lambda: folder.copy("c/z", "c/y")):
+        (tmp_path / "other").write_bytes(b"other")
+        folder.put_bytes("c/z", b"other")
+        with pytest.raises(ConflictError, match=r"lake/a/c/[xy] was written by another run"):
+            call()
+    assert [folder.read_bytes(key) for key in ("c/x", "c/y")] == [b"first"] * 2
+    with pytest.raises(StorageError, match=r"lake/a/c/none vanished before it was copied to .*lake/a/c/new"):
+        folder.copy("c/none", "c/new")
+    with pytest.raises(StorageError, match="cannot read"):
+        folder.create(tmp_path / "gone", "c/new")
+    assert folder.head("c/new") is None
 
 
 def test_a_put_on_a_condition_has_one_winner(folder):
