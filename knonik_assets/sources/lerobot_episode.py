@@ -20,6 +20,7 @@ from knonik_assets.sources.base import EpisodeFacts, Frame, StreamSpec
 from knonik_assets.sources.clocks import unrounded
 from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, is_list, to_rows, whole_numbers
+from knonik_assets.sources.lerobot_depth import check_colour, dequantised
 from knonik_assets.sources.lerobot_language import ANNOTATIONS, instruction, read_annotations
 from knonik_assets.sources.lerobot_layout import Choice, bare_name, choose
 from knonik_assets.sources.lerobot_meta import DepthCode, Meta
@@ -32,7 +33,6 @@ from knonik_loader.khlp.colour import Converter
 
 __all__ = ["LeRobotEpisode", "picture_file"]
 
-_TOP_CODE = 4095
 _EXACT = 2.0**24
 """Whole numbers up to this one are exact in float32."""
 Held = Literal["video", "picture"]
@@ -218,13 +218,29 @@ class LeRobotEpisode:
         feature = self._meta.features.get(one.choice.key)
         code = feature.depth if feature is not None else None
         where = f"{self._where}: {one.choice.key}"
+        told = False
 
         def emit(frame: av.VideoFrame) -> Frame:
+            nonlocal told
+            if not told:
+                told = True
+                self._tell_rotation(frame, where)
             if one.spec.kind == "depth":
-                return turn(_dequantised(frame, code or DepthCode(), where), orientation)
+                return turn(dequantised(frame, code or DepthCode(), where), orientation)
+            check_colour(frame, where)
             return turn(converter.to_rgb(frame), orientation)
 
         yield from decode_range(place.index, place.start, place.start + self._rows, emit)
+
+    def _tell_rotation(self, frame: av.VideoFrame, where: str) -> None:
+        """A file may ask for its pictures to be shown turned; decoders differ in whether they do."""
+        if frame.rotation:
+            text = (
+                f"{where}: the file asks for its pictures to be turned by {abs(frame.rotation)} degrees when they are "
+                "shown; they are taken as they are stored, as the LeRobot reader takes them with PyAV"
+            )
+            with self._lock:
+                self.facts.warnings.append(text)
 
     def _picture_frames(self, one: _Stream) -> Iterator[Frame]:
         turner, spec = Turner(self._config), one.spec
@@ -348,23 +364,3 @@ def picture_file(root: Path, episode: int, key: str, path: str) -> Path:
         found = root / "images" / key / f"episode_{episode:06d}" / path
     check_inside(found, root)
     return found
-
-
-def _dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArray[np.float32]:
-    """(H, W) metres of a frame of 12-bit codes.
-
-    The first and the last code are no reading: recorders clip pixels without one to the first, and whatever is farther
-    away than the range to the last, which then looks like a wall at the end of the range.
-    """
-    name = frame.format.name
-    if "12le" not in name and "16le" not in name:
-        raise EpisodeError(f"{where}: depth as {name} video; only 12-bit codes (gray12le) can be turned into metres.")
-    plane = frame.planes[0]
-    codes = np.frombuffer(memoryview(plane), np.uint16).reshape(frame.height, plane.line_size // 2)[:, : frame.width]
-    share = codes.astype(np.float64) / _TOP_CODE
-    if code.log:
-        low, high = np.log(code.low_m + code.shift_m), np.log(code.high_m + code.shift_m)
-        metres = np.exp(low + share * (high - low)) - code.shift_m
-    else:
-        metres = code.low_m + share * (code.high_m - code.low_m)
-    return np.where((codes > 0) & (codes < _TOP_CODE), np.clip(metres, code.low_m, code.high_m), 0).astype(np.float32)

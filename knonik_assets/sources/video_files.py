@@ -15,6 +15,7 @@ import av
 import av.error
 import numpy as np
 import numpy.typing as npt
+from av.stream import Disposition
 
 from knonik_loader.errors import EpisodeError
 
@@ -127,9 +128,20 @@ def _opened(path: Path) -> Iterator[tuple[av.container.InputContainer, av.VideoS
     except _FAULTS as error:
         raise EpisodeError(f"{path}: unreadable video: {error}.") from error
     with container:
-        if not container.streams.video:
-            raise EpisodeError(f"{path}: there is no video in it.")
-        yield container, container.streams.video[0]
+        yield container, _track(container, path)
+
+
+def _track(container: av.container.InputContainer, path: Path) -> av.VideoStream:
+    """The only track of pictures; a cover picture beside it is none.
+
+    Raises:
+        EpisodeError: there is none, or several.
+    """
+    tracks = [one for one in container.streams.video if not one.disposition & Disposition.attached_pic]
+    if len(tracks) != 1:
+        what = f"{len(tracks)} video tracks are in it; wanted one" if tracks else "there is no video in it"
+        raise EpisodeError(f"{path}: {what}.")
+    return tracks[0]
 
 
 def decode_range(index: VideoIndex, start: int, stop: int, emit: Callable[[av.VideoFrame], T]) -> Iterator[T]:
@@ -215,7 +227,7 @@ def copy_packets(
         container = av.open(f"file:{index.path}")
     except _FAULTS as error:
         raise EpisodeError(f"{index.path}: unreadable video: {error}.") from error
-    stream = container.streams.video[0]
+    stream = _track(container, index.path)
     return container, stream, _packets(index, start, stop, container, stream)
 
 

@@ -2,15 +2,17 @@
 
 import json
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from av.stream import Disposition
 
 from knonik_assets.sources.images import decode_image
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.support import V2, V3, frames, source, stream
-from tests.support.stamps import read_stamp
+from tests.support.stamps import episode_arrays, read_stamp
 
 BOTH = pytest.mark.parametrize("reader", ["lerobot_v2", "lerobot_v3"])
 
@@ -189,3 +191,76 @@ class Cache:
 
     def file_digest(self, path):
         return str(path.stat().st_size)
+
+
+def with_video(root, pictures, **stream_keys):
+    """One episode whose only camera is a video of another kind."""
+    dataset = make(root, cameras=("left",), lengths=(len(pictures),))
+    dataset.write()
+    foreign_video(dataset.video_path("left", 0), pictures, **stream_keys)
+    return dataset.video_path("left", 0)
+
+
+def foreign_video(path, pictures, codec="libx264", fmt="yuv420p", degrees=0, cover=False, second=False):
+    with av.open(str(path), "w") as container:
+        video = container.add_stream(codec, rate=30)
+        video.height, video.width = pictures[0].shape[:2]
+        video.pix_fmt = fmt
+        if degrees:
+            video.set_display_rotation(degrees)
+        other = None
+        if second or cover:
+            other = container.add_stream("mjpeg", rate=30)
+            other.height, other.width, other.pix_fmt = 48, 64, "yuvj420p"
+            if cover:
+                other.disposition = Disposition.attached_pic
+        for picture in pictures:
+            kind = "rgb24" if picture.ndim == 3 else "gray16le"
+            container.mux(video.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format=kind)))
+        if other is not None:
+            frame = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+            container.mux(other.encode(frame.reformat(format="yuvj420p")))
+            container.mux(other.encode())
+        container.mux(video.encode())
+
+
+def test_a_video_that_asks_to_be_shown_turned_is_taken_as_it_is_stored_and_that_is_told(tmp_path):
+    with_video(tmp_path, episode_arrays(0, 5, height=96, width=112)["cam_0"], degrees=90)
+    with opened(tmp_path, "lerobot_v2") as episode:
+        assert shown(episode) == [(0, 0, frame) for frame in range(5)]
+        (told,) = [text for text in episode.facts.warnings if "turned by 90 degrees" in text]
+        assert "as they are stored" in told
+
+
+def test_several_tracks_of_pictures_are_refused(tmp_path):
+    with_video(tmp_path, episode_arrays(0, 5, height=96, width=112)["cam_0"], second=True)
+    with pytest.raises(EpisodeError, match="2 video tracks are in it; wanted one"):
+        opened(tmp_path, "lerobot_v2")
+
+
+def test_a_deep_grey_video_is_no_colour(tmp_path):
+    """Eight of its bits would be left, of what is most likely depth."""
+    with_video(tmp_path, [np.full((96, 112), 500 * row, np.uint16) for row in range(5)], codec="ffv1", fmt="gray16le")
+    with (
+        opened(tmp_path, "lerobot_v2") as episode,
+        pytest.raises(EpisodeError, match=r"a gray16le video is no colour picture\. If it is depth"),
+    ):
+        shown(episode)
+
+
+def test_depth_of_more_than_12_bits_is_refused(tmp_path):
+    dataset = make(tmp_path, cameras=("left",), lengths=(5,))
+    dataset.info["features"][dataset.key("left")]["info"] = {"is_depth_map": True}
+    dataset.write()
+    pictures = [np.full((96, 112), 2000 * row, np.uint16) for row in range(5)]
+    foreign_video(dataset.video_path("left", 0), pictures, codec="ffv1", fmt="gray16le")
+    with opened(tmp_path, "lerobot_v2") as episode, pytest.raises(EpisodeError, match="depth of up to 6000"):
+        list(episode.frames(stream(episode, "left")))
+
+
+def test_a_cover_picture_beside_the_video_is_no_track(tmp_path):
+    path = with_video(tmp_path, episode_arrays(0, 5, height=96, width=112)["cam_0"], cover=True)
+    with av.open(str(path)) as container:
+        assert len(container.streams.video) == 2
+    with opened(tmp_path, "lerobot_v2") as episode:
+        assert shown(episode) == [(0, 0, frame) for frame in range(5)]
