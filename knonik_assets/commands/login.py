@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -29,22 +31,62 @@ def login_command(
     ] = False,
 ) -> None:
     """Sign in, where an organisation asks for it."""
-    del allow_file_key_store  # nothing is stored as long as no issuer can be signed in with
-    _free_or_closed(product)
+    if _free(product):
+        return
+    from knonik_loader.signin import store
+    from knonik_loader.signin.device import sign_in
+    from knonik_loader.signin.settings import settings
+    from knonik_loader.signin.tokens import check_token
+
+    configured = settings(product.value)
+
+    def show(where: str, code: str) -> None:
+        _say(f"Open {where} on any machine and type the code {code}; waiting.")
+
+    tokens = sign_in(configured, show)
+    claims = check_token(tokens, configured, product.value)
+    place = store.save(configured, product.value, tokens, allow_file=allow_file_key_store)
+    _say(f"Signed in for {product.value}{_who(claims)}; kept in {place}.")
 
 
 def status_command(product: ProductOption) -> None:
     """Say whether a login is needed and at hand."""
-    _free_or_closed(product)
+    if _free(product):
+        return
+    from knonik_loader.access import holder
+    from knonik_loader.signin.settings import settings
+
+    configured = settings(product.value)
+    claims = holder(configured, product.value)
+    _say(f"Signed in for {product.value} at {configured.issuer}{_who(claims)}.")
 
 
 def logout_command(product: ProductOption) -> None:
     """Forget the login."""
-    _free_or_closed(product)
+    if _free(product):
+        return
+    from knonik_loader.signin import store
+    from knonik_loader.signin.settings import settings
+
+    configured = settings(product.value)
+    gone = store.forget(configured, product.value)
+    _say(f"Signed out of {product.value}." if gone else f"There was no login for {product.value}.")
 
 
-def _free_or_closed(product: ProductName) -> None:
-    from knonik_loader.access import require
+def _free(product: ProductName) -> bool:
+    from knonik_loader.access import issuer
 
-    require(product.value)
-    out.print(f"No issuer is configured (KNONIK_ISSUER), so {product.value} needs no login.", highlight=False)
+    if issuer() is not None:
+        return False
+    _say(f"No issuer is configured (KNONIK_ISSUER), so {product.value} needs no login.")
+    return True
+
+
+def _who(claims: Mapping[str, object]) -> str:
+    name = claims.get("email") or claims.get("preferred_username") or claims.get("sub")
+    until = datetime.fromtimestamp(float(str(claims["exp"])), UTC)
+    return f"{f' as {name}' if name else ''}, until {until:%Y-%m-%d %H:%M} UTC"
+
+
+def _say(text: str) -> None:
+    out.print(text, highlight=False, soft_wrap=True)
