@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import EpisodeFacts, Frame, StreamSpec
-from knonik_assets.sources.clocks import unrounded
+from knonik_assets.sources.clocks import unrounded, usual_rate
 from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
 from knonik_assets.sources.lerobot_data import INDEX_COLUMNS, DataIndex, is_list, to_rows, whole_numbers
 from knonik_assets.sources.lerobot_depth import check_colour, dequantised
@@ -109,8 +109,9 @@ class LeRobotEpisode:
 
     def _clock(self) -> npt.NDArray[np.float64] | None:
         """The rows' times. LeRobot rounds i / fps to float32; where it did just that, the rounding is undone."""
-        fps, times = self._meta.fps, self._times
-        return times if times is None or not fps else unrounded(times, fps)
+        times = self._times
+        rate = self._meta.fps or usual_rate(times)
+        return times if times is None or not rate else unrounded(times, rate)
 
     def _say(self) -> None:
         """Tasks, subtasks and annotations."""

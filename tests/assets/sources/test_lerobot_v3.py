@@ -651,9 +651,11 @@ def test_depth_video(tmp_path, log, marked):
         assert episode.packets(stream(episode, "deep")) is None
 
 
-def test_the_clock_is_what_float32_rounded(tmp_path):
-    root = V3(tmp_path / "set", [400], {}, fps=50).write()
-    with opened(root, 0) as episode:
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_clock_is_what_float32_rounded(tmp_path, stated):
+    dataset = V3(tmp_path / "set", [400], {}, fps=50)
+    dataset.info |= {} if stated else {"fps": None}
+    with opened(dataset.write(), 0) as episode:
         np.testing.assert_array_equal(episode.facts.timestamps, np.arange(400) / 50)
 
 
