@@ -211,10 +211,12 @@ def _emptied(metadata: EpisodeMetadata) -> list[str]:
     for name in metadata.depth_streams:
         params = metadata.stream_params[f"depth_{name}"]
         pixels = params["height"] * params["width"] * metadata.episode_length
-        if params["no_reading"] == pixels and params["above_max"] + params["below_quantum"]:
+        if params["no_reading"] == pixels:
+            others = pixels - params["above_max"] - params["below_quantum"]
             found.append(
-                f"depth_{name} keeps no reading at all: {params['above_max']} lay above the maximum and "
-                f"{params['below_quantum']} below half of {params['quantization_mm']:g} mm; see preset.depth and unit_m"
+                f"depth_{name} keeps no reading at all: {params['above_max']} lay above the maximum, "
+                f"{params['below_quantum']} below half of {params['quantization_mm']:g} mm, and {others} were zero, "
+                "negative or not finite; see preset.depth and unit_m"
             )
     return found
 

@@ -51,7 +51,10 @@ def stated_rate(levels: Sequence[Attributes]) -> float | None:
 
 
 def stated_language(levels: Sequence[Attributes]) -> Language | None:
-    """The instruction in ``language_instruction``, ``metadata_json`` or LIBERO's ``problem_info``."""
+    """What ``language_instruction``, ``metadata_json``, LIBERO's ``problem_info`` or RoboCasa's ``ep_meta`` instruct.
+
+    The first of several is the instruction, the others say the same in other words.
+    """
     for level in levels:
         for said in _said(level):
             texts = [text.strip() for text in _texts(said) if text.strip()]
@@ -75,6 +78,7 @@ def _said(level: Attributes) -> Iterator[Any]:
     yield level("language_instruction")
     yield as_object(level("metadata_json")).get("language_instruction")
     yield as_object(level("problem_info")).get("language_instruction")
+    yield as_object(level("ep_meta")).get("lang")
 
 
 def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[str]) -> npt.NDArray[np.float64] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,11 @@ _NEVER = frozenset({"next_obs", "compress_len"})
 _CLOCKS = frozenset(CLOCK_NAMES)
 _COLOUR = ("encoded", "picture")
 _DEPTH = ("depth", "encoded_depth")
+_DEMO = re.compile(r"(?:demo|demonstration|episode|ep|traj|trajectory)[_-]?\d+", re.IGNORECASE)
+_STEP = re.compile(r"(?:step|timestep|frame|t)?[_-]?\d+(?:\.\d+)?", re.IGNORECASE)
+_MOST_DEMOS, _MOST_STEPS = 1, 9
+"""Groups that are called like demos or steps and hold the same; a robot may have numbered arms and cameras."""
+_FEW = 16
 Found = tuple[tuple[str, ...], Content, Array]
 
 
@@ -159,9 +165,12 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
             unread.append((".".join(path), array))
         else:
             found.append((path, content, array))
+    _refuse_parts([path for path, _, _ in found], where)
     kept, left_out = _of_this_episode(found)
     if left_out:
-        warnings.append(f"{where}: left out, as their first axis isn't time: {', '.join(left_out)}")
+        more = f", … ({len(left_out)} in all)" if len(left_out) > _FEW else ""
+        listed = ", ".join(left_out[:_FEW]) + more
+        warnings.append(f"{where}: left out, as their first axis isn't time: {listed}")
     lengths = {content.length for _, content, _ in kept}
     unread = [(name, array) for name, array in unread if array.shape and array.shape[0] in lengths]
     if unread:
@@ -173,6 +182,32 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
         Planned(_spec(_kind(content), names[path], path, content), path, content, array)
         for path, content, array in kept
     ]
+
+
+def _is_one_picture(content: Content, array: Array) -> bool:
+    return content.kind == "numeric" and array.dtype == np.uint8 and array.ndim == 3
+
+
+def _refuse_parts(paths: list[tuple[str, ...]], where: str) -> None:
+    """Refuse what holds many demos, or a group for every step: its arrays would be taken for streams side by side.
+
+    Raises:
+        EpisodeError: it does.
+    """
+    for pattern, most, what in (
+        (_DEMO, _MOST_DEMOS, "many demos and not one; name their groups by demos (HDF5), or write a file for each"),
+        (_STEP, _MOST_STEPS, "a group for every step; write an array over time for each stream"),
+    ):
+        alike: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+        for path in paths:
+            for place, part in enumerate(path[:-1]):
+                if pattern.fullmatch(part):
+                    alike[path[:place], path[place + 1 :]] += 1
+        for (before, behind), count in alike.most_common(1):
+            if count > most:
+                raise EpisodeError(
+                    f"{where}: {count} groups like {'.'.join((*before, '*', *behind))}: it holds {what}."
+                )
 
 
 def _doubts(kept: list[Found], where: str) -> Iterator[str]:
@@ -196,14 +231,14 @@ def _of_this_episode(
     found: list[Found],
 ) -> tuple[list[Found], list[str]]:
     """Separate streams from tables: numbers are about as long as most of what is there, pictures more than one."""
-    lengths = Counter(content.length for _, content, _ in found)
+    # (H, W, 3) bytes are one picture rather than H rows of numbers, and say nothing of the episode's length
+    single = {path for path, content, array in found if _is_one_picture(content, array)}
+    lengths = Counter(content.length for path, content, _ in found if path not in single or len(single) == len(found))
     usual = max(lengths, key=lambda length: (lengths[length], length), default=0)
     kept, left_out = [], []
     for path, content, array in found:
         if content.kind == "numeric":
-            # (H, W, 3) bytes of another length are one picture, not H rows of numbers
-            loose = array.dtype != np.uint8 or array.ndim < 3
-            of_it = usual / 2 <= content.length <= usual * 2 if loose else content.length == usual
+            of_it = content.length == usual if path in single else usual / 2 <= content.length <= usual * 2
         else:
             of_it = content.length != 1 or usual == 1  # one picture, of the goal say, beside an episode of many
         if of_it:

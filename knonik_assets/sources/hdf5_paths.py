@@ -107,12 +107,14 @@ def find(root: h5py.Group, key: str, where: str) -> tuple[Path_, h5py.Dataset] |
 
 
 def _find(group: h5py.Group, key: str, path: Path_, where: str) -> tuple[Path_, h5py.Dataset] | None:
+    if not key.strip("./"):  # the library takes dots for the group itself
+        return None
     if "/" not in key and key in group:
         item = _child(group, key, f"{where}: {key}")
         return ((*path, key), item) if isinstance(item, h5py.Dataset) else None
     for cut in (index for index in range(len(key) - 1, 0, -1) if key[index] in "./"):
         head, rest = key[:cut], key[cut + 1 :]
-        if not head or not rest or "/" in head or head not in group:
+        if not head.strip(".") or not rest or "/" in head or head not in group:
             continue
         item = _child(group, head, f"{where}: {head}")
         if isinstance(item, h5py.Group) and (found := _find(item, rest, (*path, head), where)):

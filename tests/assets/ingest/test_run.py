@@ -318,10 +318,14 @@ def test_depth_that_the_preset_empties_is_warned_of(tmp_path):
         file["action"] = np.zeros((4, 2), np.float32)
     config = {"dir_type": "episodic", "data_type": "hdf5", "preset": {"depth": {"max_m": 0.5}}}
     (outcome,) = ingest(raw, tmp_path / "out", config).written
-    assert any("depth_depth keeps no reading" in text for text in outcome.warnings)
+    assert any("depth_depth keeps no reading at all: 1024 lay above" in text for text in outcome.warnings)
     config["preset"]["depth"]["max_m"] = 2
     (outcome,) = ingest(raw, tmp_path / "out", config).written
     assert not any("no reading" in text for text in outcome.warnings)
+    with h5py.File(raw / "episode_0.hdf5", "r+") as file:
+        file["depth"][...] *= -1
+    (outcome,) = ingest(raw, tmp_path / "out", config).written
+    assert any("1024 were zero, negative or not finite" in text for text in outcome.warnings)
 
 
 def test_what_is_only_assumed_is_said(raw, tmp_path):

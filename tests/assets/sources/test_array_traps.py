@@ -250,3 +250,48 @@ def test_what_a_mac_packs_beside_a_store_is_passed_over(tmp_path):
         archive.writestr("store.zarr/data/.DS_Store", b"window")
     found = source(tmp_path / "sent.zarr.zip", "zarr")
     assert len(found.episodes()) == 2
+
+
+def test_an_instruction_of_robocasa_is_said(tmp_path):
+    with h5py.File(write_hdf5(tmp_path / "demo.hdf5", **{"data.demo_0.actions": STATE}), "r+") as file:
+        file["data/demo_0"].attrs["ep_meta"] = json.dumps({"lang": "open the drawer", "layout_id": 3})
+    with only_episode(tmp_path, dir_type="hdf5") as episode:
+        assert episode.facts.language.instruction == "open the drawer"
+
+
+PARTS = {
+    "demos": ({f"data.demo_{number}.actions": STATE for number in range(2)}, r"2 groups like data\.\*\.actions.*demos"),
+    "steps": (
+        {f"{name}.{key}": np.zeros(7) for name in range(12) for key in ("action", "qpos")},
+        r"12 groups like \*\.action: it holds a group for every step",
+    ),
+    "frames": ({f"frame_{name:03d}.action": np.zeros(7) for name in range(12)}, r"12 groups like \*\.action"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "told"), PARTS.values(), ids=PARTS)
+def test_demos_and_steps_side_by_side_are_no_streams(tmp_path, arrays, told):
+    write_hdf5(tmp_path / "episode_0.hdf5", **arrays)
+    with pytest.raises(EpisodeError, match=told):
+        only_episode(tmp_path)
+
+
+def test_numbered_arms_and_cameras_are_streams(tmp_path):
+    arms = {f"arms.{number}.qpos": STATE for number in range(4)}
+    with opened(tmp_path, **arms) as episode:
+        assert set(kinds(episode)) == {"action", *(f"{number}_qpos" for number in range(4))}
+
+
+def test_a_dataset_for_every_frame_leaves_the_streams_alone(tmp_path):
+    pictures = {f"images.{number}": np.zeros((96, 112, 3), np.uint8) for number in range(ROWS * 2)}
+    with opened(tmp_path, **pictures) as episode:
+        assert kinds(episode) == {"action": "numeric"}
+        (text,) = said(episode, "first axis isn't time")
+    assert text.endswith("(24 in all)")
+
+
+@pytest.mark.parametrize("key", ["../../etc", ".", "..", "./action/.."])
+def test_a_layout_of_dots_names_nothing(tmp_path, key):
+    write_hdf5(tmp_path / "episode_0.hdf5", action=STATE)
+    with pytest.raises(SourceError, match="which isn't there"):
+        only_episode(tmp_path, layout={"numeric": {"x": key}})
