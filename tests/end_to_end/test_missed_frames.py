@@ -127,9 +127,32 @@ def test_without_padding_windows_into_a_gap_are_no_samples(manifest, slots, roun
     assert whole
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "floor", "ceil"])
+def test_with_lerobots_keys_what_was_missed_is_padding(manifest, slots, rounding):
+    torch = pytest.importorskip("torch")
+    from knonik_loader.torch import KhlpDataset
+
+    deltas = {"observation.state": [float(offset / FPS) for offset in OFFSETS]}
+    dataset = KhlpDataset(manifest, keys="lerobot", delta_timestamps=deltas, delta_rounding=rounding)
+    assert len(dataset) == len(slots)
+    for anchor in range(len(slots)):
+        sample = dataset[anchor]
+        wanted = [resolved(slots, anchor, offset, rounding) for offset in OFFSETS]
+        there = torch.tensor([one for _, one in wanted])
+        assert torch.equal(sample["observation.state_is_pad"], ~there)
+        frames = torch.tensor([float(frame) for frame, _ in wanted])
+        assert torch.equal(sample["observation.state"][:, 1][there], frames[there])
+
+
 def test_there_is_no_tolerance_to_be_raised(manifest):
+    """It would let neighbours in; what is near is fixed, and a key that promised otherwise is no key."""
     with pytest.raises(ConfigError, match="tolerance_s"):
         ShardedDataLoader(loader_config(manifest, tolerance_s=1 / FPS))
+    pytest.importorskip("torch")
+    from knonik_loader.torch import KhlpDataset
+
+    with pytest.raises(ConfigError, match="tolerance_s"):
+        KhlpDataset(manifest, tolerance_s=1 / FPS)
 
 
 def test_how_near_is_near_follows_from_the_recordings_own_rate(tmp_path):
