@@ -76,6 +76,7 @@ def _texts(said: Any) -> list[str]:  # noqa: ANN401 - whatever an attribute hold
 
 def _said(level: Attributes) -> Iterator[Any]:
     yield level("language_instruction")
+    yield level("language_raw")  # RoboMIND
     yield as_object(level("metadata_json")).get("language_instruction")
     yield as_object(level("problem_info")).get("language_instruction")
     yield as_object(level("ep_meta")).get("lang")

@@ -102,7 +102,7 @@ class EpisodicHdf5Source:
 
 def _hint(others: list[str]) -> str:
     if others:
-        return f'it has {others[0]} …: for demos nested in a file add "demos": "data/demo_*"'
+        return f'it has {others[0]} …: rename them, or for demos nested in a file add "demos": "data/demo_*"'
     return "no HDF5 file is in it"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -57,7 +58,8 @@ class EpisodicNpzSource:
             arrays = {path: archive.array(name) for name in names if (path := _path(name))}
             if not arrays:
                 raise EpisodeError(f"{ref.locator}: there is no array in it.")
-            said = {".".join(path): array.scalar() for path, array in arrays.items() if not array.shape}
+            single = {path: array for path, array in arrays.items() if array.ndim < 2 and math.prod(array.shape) == 1}
+            said = {".".join(path): array.scalar() for path, array in single.items()}
             tree = DictTree({path: array for path, array in arrays.items() if array.shape})
             return ArrayEpisode(self.config, tree, Traits([said.get]), ref.locator, archive.close)
         except BaseException:

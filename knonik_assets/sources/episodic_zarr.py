@@ -10,7 +10,7 @@ from knonik_assets.sources.array_episode import ArrayEpisode, Traits
 from knonik_assets.sources.arrays import DictTree
 from knonik_assets.sources.base import EpisodeRef, FingerprintCache
 from knonik_assets.sources.naming import natural_key
-from knonik_assets.sources.zarr_arrays import attributes, scan
+from knonik_assets.sources.zarr_arrays import attributes, scan, single_values
 from knonik_assets.sources.zarr_files import open_files
 from knonik_assets.sources.zip_archive import ZipArchive
 from knonik_loader.errors import EpisodeError, SourceError
@@ -90,11 +90,11 @@ class EpisodicZarrSource:
             arrays = scan(files, where, group)
             if not arrays:
                 raise EpisodeError(f"{where}: there is no Zarr array in it.")
-            stated = [attributes(files, group), attributes(files)]
+            stated = [attributes(files, group).get, single_values(arrays), attributes(files).get]
         except BaseException:
             files.close()
             raise
-        return ArrayEpisode(self.config, DictTree(arrays), Traits([level.get for level in stated]), where, files.close)
+        return ArrayEpisode(self.config, DictTree(arrays), Traits(stated), where, files.close)
 
 
 def _lost(path: Path) -> bool:

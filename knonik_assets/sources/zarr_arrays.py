@@ -28,7 +28,7 @@ from knonik_assets.sources.zarr_pictures import PictureArray, picture_codec
 from knonik_assets.sources.zarr_plain import Chunk, PlainChunks, plain_chunks
 from knonik_loader.errors import EpisodeError, KnonikError
 
-__all__ = ["ZarrArray", "attributes", "has_array", "scan"]
+__all__ = ["ZarrArray", "attributes", "has_array", "scan", "single_values"]
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError,
@@ -112,6 +112,16 @@ def scan(files: Files, where: str, folder: str = "") -> dict[Path, Array]:
 
     visit(())
     return found
+
+
+def single_values(arrays: Mapping[Path, Array]) -> Callable[[str], Any]:
+    """What arrays of one number or text at the top say, by their names: some recorders have no attributes."""
+
+    def value(name: str) -> Any:  # noqa: ANN401 - a number or text
+        array = arrays.get((name,))
+        return array.value() if isinstance(array, ZarrArray) else None
+
+    return value
 
 
 def open_array(store: FilesStore, files: Files, folder: str, version: Literal[2, 3], where: str) -> Array:
@@ -250,6 +260,19 @@ class ZarrArray(Array):
         table = self._files.part(key, *guard.index_range(size, where)) or b""
         index = guard.index(table, size, where)[box]
         return int((index[..., 0] == ABSENT).sum()), there
+
+    def value(self) -> Any:  # noqa: ANN401 - a number or text
+        """The value of an array of one element; None where it has more, or isn't there."""
+        if math.prod(self.shape) != 1 or self.ndim > 1 or self.dtype.itemsize > 1 << 20 or not self._is_present():
+            return None
+        with reading(self.where):
+            found = np.asarray(self._array[...]).reshape(1)[0]
+        plain = found.item() if isinstance(found, np.generic) else found
+        return plain.decode("utf-8", "replace") if isinstance(plain, bytes) else plain
+
+    def _is_present(self) -> bool:
+        key = self._array.metadata.encode_chunk_key((0,) * self.ndim)
+        return self._files.size(f"{self._folder}/{key}") is not None
 
     def _is_absent(self) -> bool:
         """Whether no chunk of the whole array is there."""

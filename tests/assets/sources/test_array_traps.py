@@ -6,6 +6,7 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
+import zarr
 
 from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.support import frames, jpeg, only_episode, source, stream, write_hdf5
@@ -295,3 +296,30 @@ def test_a_layout_of_dots_names_nothing(tmp_path, key):
     write_hdf5(tmp_path / "episode_0.hdf5", action=STATE)
     with pytest.raises(SourceError, match="which isn't there"):
         only_episode(tmp_path, layout={"numeric": {"x": key}})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_single_values_of_a_zarr_store_say_what_attributes_would(tmp_path, version, shape):
+    store = group(tmp_path / "episode_0", version)
+    put(store, "action", STATE + 1, 4, version)
+    for name, value in (("language_instruction", np.array("pick it")), ("fps", np.array(20, np.int32))):
+        kind = str if version == 3 and value.dtype.kind == "U" else value.dtype
+        array = zarr.create_array(str(store / name), shape=shape, dtype=kind, zarr_format=version)
+        array[...] = value.reshape(shape)
+    with only_episode(tmp_path, data_type="zarr") as episode:
+        assert episode.facts.language.instruction == "pick it"
+        assert stream(episode, "action").fps == 20
+        assert kinds(episode) == {"action": "numeric"}
+
+
+def test_single_values_of_an_npz_archive_may_have_an_axis(tmp_path):
+    np.savez(tmp_path / "episode_0.npz", action=STATE, language_instruction=np.array(["pick it"]), fps=np.array([20]))
+    with only_episode(tmp_path, data_type="npy") as episode:
+        assert episode.facts.language.instruction == "pick it"
+        assert stream(episode, "action").fps == 20
+
+
+def test_the_raw_instruction_of_robomind_is_said(tmp_path):
+    with opened(tmp_path, language_raw=np.array([b"take it"]), language_distilbert=np.zeros((1, 1, 768))) as episode:
+        assert episode.facts.language.instruction == "take it"
