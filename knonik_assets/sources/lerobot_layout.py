@@ -49,6 +49,8 @@ def bare_name(key: str) -> str:
 def find_cameras(meta: Meta, schema: pa.Schema, on_disk: Sequence[str]) -> dict[str, Literal["video", "picture"]]:
     """Cameras that really exist: picture columns, and video features that have files or places in the metadata.
 
+    A place alone makes no camera that the features don't list: tools that take a camera out leave its places behind.
+
     Args:
         meta: of the dataset.
         schema: of the data files.
@@ -61,7 +63,7 @@ def find_cameras(meta: Meta, schema: pa.Schema, on_disk: Sequence[str]) -> dict[
     for key, feature in meta.features.items():
         if feature.dtype == "video" and key not in cameras and (key in placed or key in on_disk):
             cameras[key] = "video"
-    for key in sorted(placed | set(on_disk)):
+    for key in sorted({*on_disk, *(() if meta.features else placed)}):
         cameras.setdefault(key, "video")
     return cameras
 

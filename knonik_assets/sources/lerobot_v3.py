@@ -75,9 +75,11 @@ def _loaded(root: Path, _signature: str) -> Dataset:
         files = list_files(root, meta.video_path, key)
         maps[key] = CameraMap(key, files, hints, rows, data.first_time, _Named(meta.video_path, key), root)
     schema = data.schema(min(data.runs))
-    on_disk = [key for key, camera in maps.items() if camera.files or camera.hints]
+    on_disk = [key for key, camera in maps.items() if camera.files]
     declared = [key for key, feature in meta.features.items() if feature.dtype == "video"]
-    cameras = find_cameras(meta, schema, on_disk or declared)  # without any video, every episode says what it misses
+    placed = any(camera.hints for camera in maps.values())
+    # without any video, every episode says which it misses
+    cameras = find_cameras(meta, schema, on_disk if on_disk or placed else declared)
     return Dataset(meta, data, schema, cameras, maps)
 
 
@@ -132,6 +134,11 @@ class LeRobotV3Source:
         if dataset.phantoms:
             names = ", ".join(dataset.phantoms)
             self.warnings.append(f"{self.root}: info.json lists {names}, which no file and no episode has; ignored")
+        stale = sorted(set(dataset.maps) - set(dataset.cameras) - set(dataset.phantoms))
+        if stale:
+            self.warnings.append(
+                f"{self.root}: episodes name {', '.join(stale)}, which info.json doesn't list; ignored"
+            )
         choices = choose(self.config, dataset.meta, dataset.schema, dataset.cameras, str(self.root), [])
         for choice in choices:
             if choice.held == "video" and (missing := dataset.maps[choice.key].missing()):

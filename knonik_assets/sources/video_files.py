@@ -169,7 +169,7 @@ def decode_range(index: VideoIndex, start: int, stop: int, emit: Callable[[av.Vi
                 stream.codec_context.thread_count = 2
                 if key is not None and key > 0:
                     container.seek(int(index.pts[key]), stream=stream, backward=True)
-                frames = container.decode(stream)
+                frames = _decoded(container, stream, {int(pts) for pts in index.pts[start:stop]})
                 first = next(frames, None)
                 if key is not None and (first is None or first.pts is None or first.pts > index.pts[start]):
                     continue  # sought past the wanted frame
@@ -177,6 +177,22 @@ def decode_range(index: VideoIndex, start: int, stop: int, emit: Callable[[av.Vi
             except _FAULTS as error:
                 raise EpisodeError(f"{index.path}: frames {start} to {stop} cannot be decoded: {error}.") from error
         return
+
+
+def _decoded(
+    container: av.container.InputContainer, stream: av.VideoStream, wanted: set[int]
+) -> Iterator[av.VideoFrame]:
+    """Frames from the container's position on, until those of the wanted times are all decoded.
+
+    What is stored behind them is not given to the decoder: it may be damaged, or of another codec.
+    """
+    for packet in container.demux(stream):
+        if packet.pts is not None:
+            wanted.discard(packet.pts)
+        yield from packet.decode()
+        if not wanted:
+            yield from stream.decode(None)
+            return
 
 
 def _wanted(

@@ -1,6 +1,7 @@
 """LeRobot datasets as other people's tools leave them: trimmed, annotated, half recorded."""
 
 import json
+import shutil
 
 import av
 import numpy as np
@@ -264,3 +265,39 @@ def test_a_cover_picture_beside_the_video_is_no_track(tmp_path):
         assert len(container.streams.video) == 2
     with opened(tmp_path, "lerobot_v2") as episode:
         assert shown(episode) == [(0, 0, frame) for frame in range(5)]
+
+
+def test_a_camera_that_was_taken_out_leaves_only_its_places_behind(tmp_path):
+    dataset = V3(tmp_path, (12, 8), {"left": [2], "right": [1, 1]})
+    dataset.write()
+    del dataset.info["features"][dataset.key("right")]
+    (tmp_path / "meta/info.json").write_text(json.dumps(dataset.info))
+    shutil.rmtree(tmp_path / "videos" / dataset.key("right"))
+    found = source(tmp_path, "lerobot_v3")
+    with found.open(found.episodes()[1]) as episode:
+        assert [spec.name for spec in episode.streams if spec.kind == "rgb"] == ["left"]
+        assert shown(episode) == [(0, 1, frame) for frame in range(8)]
+    assert any(f"episodes name {dataset.key('right')}, which info.json doesn't list" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "libvpx-vp9"])
+def test_what_is_stored_behind_an_episode_does_not_cost_it_a_frame(tmp_path, codec):
+    """Files that were joined hold packets of another codec, or damaged ones, behind its own."""
+    dataset = V3(tmp_path, (12, 20), {"left": [2]}, gop=4, codec=codec, b_frames=0 if codec == "libvpx-vp9" else 2)
+    dataset.write()
+    path = dataset.video_path("left", 0)
+    with av.open(str(path)) as container:
+        (video,) = container.streams.video
+        packets = [packet for packet in container.demux(video) if packet.size]
+        cut = min(packet.pos for packet in packets[12:])
+    data = bytearray(path.read_bytes())
+    size = sum(packet.size for packet in packets[12:])
+    data[cut : cut + size] = b"\xff" * size
+    path.write_bytes(data)
+    with opened(tmp_path, "lerobot_v3") as episode:
+        assert shown(episode) == [(0, 0, frame) for frame in range(12)]
+    with (
+        opened(tmp_path, "lerobot_v3", 1) as episode,
+        pytest.raises(EpisodeError, match=r"cannot be decoded|is damaged"),
+    ):
+        shown(episode)
