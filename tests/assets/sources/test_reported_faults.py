@@ -141,6 +141,27 @@ def test_a_damaged_picture_costs_its_own_episode_of_a_shared_file(tmp_path):
         ]
 
 
+def test_times_with_a_gap_over_a_shared_video_without_one(tmp_path):
+    """By their times rows behind the gap have the next frame, by their number their own: nobody can tell, so it is said."""
+    dataset = V3(tmp_path / "set", LENGTHS, {"left": [3]})
+
+    def rows(episode):
+        times = np.delete(np.arange(31), 13)[: LENGTHS[episode]] / 30
+        return dataset.rows(episode) | ({"timestamp": pa.array(times, pa.float32())} if episode == 1 else {})
+
+    report = run(
+        {"dir_type": "lerobot_v3", "preset": {"rgb": {"codec": "jpeg"}}}, dataset.write(rows), tmp_path / "out"
+    )
+    assert [one.source_id for one in report.written] == ["0", "2"]
+    (failed,) = report.failed
+    assert failed.source_id == "1"
+    assert "more than half a frame; frames or rows are missing" in failed.reason
+    for one in report.written:
+        shown = EpisodeReader(tmp_path / "out" / one.episode_id).rgb("left")
+        number = int(one.source_id)
+        assert [read_stamp(picture) for picture in shown] == [(0, number, t) for t in range(LENGTHS[number])]
+
+
 @pytest.mark.parametrize("b_frames", [0, 3])
 def test_h265_with_open_groups_of_pictures(tmp_path, b_frames):
     """x265 opens groups unless told otherwise: seeking to an episode in the middle lands behind what was asked for."""
