@@ -22,6 +22,7 @@ __all__ = [
     "cut_encoded",
     "decode_depth",
     "decode_image",
+    "decode_other",
     "depth_to_m",
     "described",
     "image_shape",
@@ -189,6 +190,20 @@ def decode_image(image: EncodedImage, where: str = "picture") -> Rgb:
     return np.asarray(picture.convert("RGB"), np.uint8)
 
 
+def decode_other(data: bytes, where: str) -> Rgb:
+    """(H, W, 3) uint8 RGB of a TIFF or WebP of 8 bits a channel.
+
+    Raises:
+        EpisodeError: neither, damaged, absurdly large, or of another depth.
+    """
+    if not any(magic.match(data) for name, magic in _OTHERS if name in ("TIFF", "WebP")):
+        raise EpisodeError(f"{where}: no JPEG, PNG, TIFF or WebP picture ({described(data)}).")
+    picture = _open(data, where)
+    if picture.mode not in ("L", "RGB", "RGBA"):
+        raise EpisodeError(f"{where}: a {picture.format} of mode {picture.mode}; save it as RGB or grey of 8 bits.")
+    return np.asarray(picture.convert("RGB"), np.uint8)
+
+
 def decode_depth(data: bytes, where: str) -> Array:
     """(H, W) raw values of an encoded depth picture: 8- or 16-bit grey PNG, 16-bit or float TIFF.
 
@@ -205,7 +220,7 @@ def _open(data: bytes, where: str) -> Image.Image:
     if (kind := sniff(data)) is not None:
         image_shape(EncodedImage(data, kind), where)
     try:
-        picture = Image.open(io.BytesIO(data), formats=("PNG", "TIFF", "JPEG"))
+        picture = Image.open(io.BytesIO(data), formats=("PNG", "TIFF", "JPEG", "WEBP"))
         _check_size(picture.height, picture.width, where)
         picture.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -296,10 +311,13 @@ class Turner:
             raise EpisodeError(f"{where}: {size} pixels, the first picture has {spec.shape[:2]}.")
         if not self.turns_encoded and image.format == spec.encoding:
             return image
-        picture = decode_image(image, where)
+        return self.decoded(decode_image(image, where))
+
+    def decoded(self, picture: Rgb) -> Rgb:
+        """A decoded picture of a colour stream, turned."""
         if self._swap:
             picture = np.ascontiguousarray(picture[..., ::-1])
-        return turn(picture, self._orientation)
+        return np.asarray(turn(picture, self._orientation), np.uint8)
 
 
 def depth_to_m(array: Array, unit_m: float | None, where: str = "depth") -> npt.NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,11 +12,21 @@ import numpy.typing as npt
 
 from knonik_assets.configs.ingest import IngestConfig
 from knonik_assets.sources.base import Frame, StreamSpec
-from knonik_assets.sources.images import Turner, cut_encoded, decode_depth, depth_to_m, image_shape, turn
+from knonik_assets.sources.images import (
+    Turner,
+    cut_encoded,
+    decode_depth,
+    decode_other,
+    depth_to_m,
+    image_shape,
+    sniff,
+    turn,
+)
 from knonik_assets.sources.ros.gather import Gathered, read_message
 from knonik_assets.sources.ros.pictures import (
     RawPicture,
     compressed_depth,
+    is_grey16,
     is_unordered,
     kind_of_encoding,
     raw_depth,
@@ -24,7 +35,8 @@ from knonik_assets.sources.ros.pictures import (
 from knonik_assets.sources.ros.recording import Recording
 from knonik_assets.sources.ros.topics import Topic, camera_name
 from knonik_assets.sources.ros.types import DECODE_FAULTS, as_bytes
-from knonik_assets.sources.ros.video import CODECS, VideoOrder, decoded, find_order
+from knonik_assets.sources.ros.video import CODECS, DamagedVideoError, VideoOrder, decoded
+from knonik_assets.sources.ros.video_topics import look_at_video, packets
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import Converter
 
@@ -55,11 +67,17 @@ class Camera:
 
 
 def find_cameras(recording: Recording, found: Gathered) -> list[Camera]:
-    """Every camera topic that can be decoded; the others are left out, with the reason among the warnings."""
+    """Every camera topic that can be decoded; the others are left out, with the reason among the warnings.
+
+    Videos that begin well and cannot be decoded later are among `Gathered.damaged` instead.
+    """
     cameras = []
     for name, topic in found.pictures.items():
         try:
             camera, warning = _look(recording, topic, found)
+        except DamagedVideoError as error:
+            found.damaged[name] = str(error)
+            continue
         except (EpisodeError, *DECODE_FAULTS) as error:
             found.leave_out(name, len(topic), str(error)[:300].rstrip("."))
             continue
@@ -89,44 +107,19 @@ def _look(recording: Recording, topic: Topic, found: Gathered) -> tuple[Camera, 
         return _video(recording, topic, found, form)
     if _is_depth(topic, form):
         return Camera(topic, name, "depth", _depth(topic, form, data, where).shape, "raw"), None
-    image = cut_encoded(bytes(data), where)
+    content = bytes(data)
+    if is_grey16(content):
+        warning = f"{topic.name}: a 16-bit grey PNG is no colour picture; taken as depth, in millimetres"
+        return Camera(topic, name, "depth", _depth(topic, form, data, where).shape, "raw"), warning
+    if sniff(content) is None:
+        return Camera(topic, name, "rgb", decode_other(content, where).shape, "raw"), None
+    image = cut_encoded(content, where)
     return Camera(topic, name, "rgb", (*image_shape(image, where), 3), image.format), None
 
 
 def _video(recording: Recording, topic: Topic, found: Gathered, form: str) -> tuple[Camera, str | None]:
-    codec = CODECS.get(form.lower())
-    if codec is None:
-        raise EpisodeError(f"video of format {form!r} is not understood; known are {', '.join(CODECS)}")
-    look = found.looks.get((topic.name, topic.kind)) if codec == "h264" else None
-    stored = np.arange(len(topic))
-    order = None
-    if look is not None:
-        # Where pictures don't change places, the time of recording is the order in which they were sent.
-        sequence = np.argsort(topic.log_ns, kind="stable")
-        known = look.order(sequence)
-        order = VideoOrder(*known, sequence) if known is not None else None
-    if order is None:
-        order = find_order(codec, lambda: _packets(recording, topic, stored), len(topic), topic.name)
-    first = next(decoded(codec, _packets(recording, topic, order.sequence), topic.name), None)
-    if first is None:
-        raise EpisodeError(f"no picture of the {codec} video can be decoded")
-    frame = first[1]
-    warning = None
-    if look is not None and (gaps := look.gaps(order.sequence)):
-        found.warnings.append(
-            f"{topic.name}: in {gaps} places a message is missing; pictures from there to the next keyframe are damaged"
-        )
-    if order.lost:
-        warning = (
-            f"{topic.name}: {order.lost} of {len(topic)} messages hold no picture that can be decoded: a video is read "
-            "from its first keyframe on"
-        )
-    return Camera(topic, camera_name(topic.name), "rgb", (frame.height, frame.width, 3), "video", order, codec), warning
-
-
-def _packets(recording: Recording, topic: Topic, sequence: npt.NDArray[np.int64]) -> Iterator[bytes | memoryview]:
-    for number in sequence.tolist():
-        yield as_bytes(read_message(recording, topic, number).data)
+    codec, order, shape = look_at_video(recording, topic, found, form)
+    return Camera(topic, camera_name(topic.name), "rgb", shape, "video", order, codec), None
 
 
 def _raw(message: Any) -> RawPicture:  # noqa: ANN401 - messages are of types made at run time
@@ -147,7 +140,7 @@ def _is_depth(topic: Topic, form: str) -> bool:
 
 def _depth(topic: Topic, form: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any]:
     """Values of a compressed depth image; ``16UC1; png compressed`` without header is a plain picture."""
-    if "png compressed" in form and "compresseddepth" not in form.lower():
+    if re.search(r"\b(png|tiff) compressed", form) and "compresseddepth" not in form.lower():
         return decode_depth(bytes(data), where)
     return compressed_depth(form, memoryview(data).cast("B"), where)
 
@@ -194,9 +187,12 @@ def _message_frames(
         where = f"{recording.ref.name}: {topic.name}, message {number}"
         try:
             if camera.kind == "rgb" and topic.role == "compressed":
-                yield turner.encoded(cut_encoded(bytes(as_bytes(message.data)), where), spec, where)
-                continue
-            if topic.role == "image":
+                content = bytes(as_bytes(message.data))
+                if sniff(content) is not None:
+                    yield turner.encoded(cut_encoded(content, where), spec, where)
+                    continue
+                out = decode_other(content, where)
+            elif topic.role == "image":
                 picture = _raw(message)
                 out = raw_rgb(picture, where) if camera.kind == "rgb" else raw_depth(picture, where)
             else:
@@ -207,7 +203,10 @@ def _message_frames(
             raise EpisodeError(f"{where}: cannot be decoded: {str(error)[:200]}.") from error
         if out.shape[:2] != camera.shape[:2]:
             raise EpisodeError(f"{where}: {out.shape[:2]} pixels, the first picture has {camera.shape[:2]}.")
-        yield turn(out if camera.kind == "rgb" else depth_to_m(out, unit_m, where), config.orientation)
+        if topic.role == "compressed" and camera.kind == "rgb":
+            yield turner.decoded(out)
+        else:
+            yield turn(out if camera.kind == "rgb" else depth_to_m(out, unit_m, where), config.orientation)
 
 
 def _video_frames(
@@ -217,7 +216,7 @@ def _video_frames(
     assert camera.order is not None
     converter, topic, sequence = Converter(), camera.topic, camera.order.sequence
     place = 0
-    for at, frame in decoded(camera.codec, _packets(recording, topic, sequence), topic.name):
+    for at, frame in decoded(camera.codec, packets(recording, topic, camera.codec, sequence), topic.name):
         number = int(sequence[at])
         if place == len(wanted):
             return

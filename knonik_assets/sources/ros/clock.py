@@ -32,7 +32,11 @@ def header_fault(times: Stamped) -> str | None:
         return "has header stamps that are zero"
     if (np.diff(header) < 0).any():
         return "has header stamps that go backwards"
-    if times.log.min() != times.log.max() and abs(offset(times)) > OTHER_CLOCK_NS:
+    if times.log.min() == times.log.max():
+        return None
+    if (np.abs(np.diff(header) - np.diff(times.log)) > OTHER_CLOCK_NS).any():
+        return "has header stamps that jump from one clock to another"
+    if abs(offset(times)) > OTHER_CLOCK_NS:
         return "has header stamps of another clock"
     return None
 

@@ -70,6 +70,8 @@ class RosEpisode:
     def _pictures(self, cameras: list[Camera], found: Gathered) -> list[_Stream]:
         layout = self._config.layout
         if layout.images is None and layout.depths is None:
+            for fault in found.damaged.values():
+                raise EpisodeError(f"{fault} To do without it, list the cameras that you want in the layout.")
             return [self._picture(camera, safe_stream_name(camera.name), None) for camera in cameras]
         out: list[_Stream] = []
         blocks: list[tuple[str, str, dict[str, Any]]] = [
@@ -79,6 +81,9 @@ class RosEpisode:
         for kind, block, entries in blocks:
             for name, entry in entries.items():
                 fitting = [one for one in cameras if entry.key in (one.topic.name, one.name)]
+                for topic, fault in found.damaged.items():
+                    if entry.key == topic or (entry.key == camera_name(topic) and not fitting):
+                        raise EpisodeError(fault)
                 same = [one for one in fitting if one.kind == kind]
                 if fitting and not same:
                     other = "depths" if kind == "rgb" else "images"
@@ -144,10 +149,7 @@ class RosEpisode:
         """Choose the clock and, for each of its frames, the sample of every stream."""
         pictures = [one for one in streams if one.camera is not None]
         if not pictures:
-            left = f" ({'; '.join(text for text in found.warnings if 'left out' in text)})" if found.pictures else ""
-            alone = ", ".join(one.spec.name for one in streams)
-            alone = f", and frames need one; numbers alone: {alone}" if alone else ""
-            self.facts.nothing = f"the bag has no camera that can be decoded{left}{alone}"
+            self.facts.nothing = self._why_nothing(streams, found)
             return
         colour = [one for one in pictures if one.spec.kind == "rgb"]
         leader = max(colour or pictures, key=lambda one: one.spec.length)
@@ -171,6 +173,17 @@ class RosEpisode:
         self._streams = {(one.spec.kind, one.spec.name): one for one in streams}
         self.facts.timestamps = clock / 1e9
         self._clock_name = leader.spec.source
+
+    @staticmethod
+    def _why_nothing(streams: list[_Stream], found: Gathered) -> str:
+        """Why no frame comes of the recording."""
+        told = [text.rstrip(".") for text in found.warnings if not found.counts or "left out" in text]
+        why = f" ({'; '.join(told)})" if told else ""
+        if not found.counts:
+            return f"no message can be read from the bag{why}" if told else "the bag holds no message"
+        alone = ", ".join(one.spec.name for one in streams)
+        alone = f", and frames need one; numbers alone: {alone}" if alone else ""
+        return f"the bag has no camera that can be decoded{why}{alone}"
 
     def _choose_times(self, streams: list[_Stream], leader: _Stream, found: Gathered) -> None:
         header = self._config.time_source == "header"

@@ -27,6 +27,8 @@ _PLUMBING = frozenset({
 })  # fmt: skip
 """Packages whose messages beside pictures and numbers nobody misses in training data."""
 _NAMED = 5
+_LAST_NS = (1 << 62) - 1
+"""Of 2116: differences of two times still fit 64 bits."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Gathered:
     """Messages of every topic."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Messages of topics that become no stream."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Topics whose pictures begin well and end in the middle, and why."""
     warnings: list[str] = field(default_factory=list)
 
     def leave_out(self, topic: str, count: int, why: str | None) -> None:
@@ -116,8 +120,8 @@ class _Pass:
                 continue
             where = f"{way.label} {len(topic)}"
             data = self.whole(file, found, where)
-            topic.times.append(found.time)
-            topic.stamps.append(self.stamp(decoder, data, where))
+            topic.times.append(_within(found.time, f"{where}: was recorded"))
+            topic.stamps.append(_within(self.stamp(decoder, data, where), f"{where}: is stamped"))
             if way.file != file:
                 way.file, way.place = file, topic.connect(file, found.channel, decoder)
             topic.source.append(way.place)
@@ -236,6 +240,17 @@ def gather(recording: Recording, types: Types) -> Gathered:
             f"{types.store}. If the recorder had another version of them, give its .msg files in msg_path"
         )
     return out
+
+
+def _within(ns: int, what: str) -> int:
+    """A time that fits 64 bits.
+
+    Raises:
+        EpisodeError: it doesn't.
+    """
+    if not -_LAST_NS <= ns <= _LAST_NS:
+        raise EpisodeError(f"{what} at {ns} ns, which is no time: damaged.")
+    return ns
 
 
 def read_message(recording: Recording, topic: Topic, number: int) -> Any:  # noqa: ANN401 - any message

@@ -120,7 +120,7 @@ class H264Look:
         self._counter_bits = 0 if bits.take(1) else counter
 
     def order(self, sequence: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int] | None:
-        """Messages with a picture in order of presentation, and how many before them are lost.
+        """Messages with a picture in order of presentation, and how many before the first keyframe are lost.
 
         None where only decoding can tell, as pictures change places or no picture stands alone.
 
@@ -134,20 +134,31 @@ class H264Look:
         start = keys[0]
         return sequence[start:][kinds[start:] > 0], int((kinds[:start] > 0).sum())
 
-    def gaps(self, sequence: npt.NDArray[np.int64]) -> int:
-        """How often the count of pictures shows that messages are missing in between."""
-        before, found = -1, 0
+    def gaps(self, sequence: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+        """How often the count of pictures shows that messages are missing in between, and what that spoils.
+
+        Args:
+            sequence: as for `order`.
+
+        Returns:
+            The number of gaps, and the messages from each of them to the next keyframe: decoders fill a gap with what
+            they have, and say nothing.
+        """
+        before, found, whole = -1, 0, True
+        spoilt = []
         for number in sequence.tolist():
             count, kind = self._counts[number], self.kinds[number]
-            if not kind or count < 0:
-                continue
             if kind == 2:
+                whole = True
+            elif (
+                kind and count >= 0 and before >= 0 and count not in (before, (before + 1) % (1 << self._counter_bits))
+            ):
+                found, whole = found + 1, False
+            if kind and not whole:
+                spoilt.append(number)
+            if kind and (kind == 2 or count < 0 or self._is_reference[number]):
                 before = count
-            elif before >= 0:
-                found += count not in (before, (before + 1) % (1 << self._counter_bits))
-            if self._is_reference[number]:
-                before = count
-        return found
+        return found, np.array(spoilt, np.int64)
 
 
 def _pass_scaling(bits: _Bits, size: int) -> None:

@@ -156,6 +156,8 @@ class Rows:
         values, names = self._extract(message)
         number = self._count
         self._count += 1
+        if any(isinstance(value, str) for value in values):  # of JSON
+            raise TypeError("it holds text where numbers are wanted")
         row = [float(value) for value in values]
         if not row:
             self._empty += 1

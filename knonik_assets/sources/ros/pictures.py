@@ -18,7 +18,7 @@ from knonik_assets.sources.images import MAX_PIXELS, decode_depth
 from knonik_loader.errors import EpisodeError
 from knonik_loader.khlp.colour import SMPTE170M, Converter
 
-__all__ = ["RawPicture", "compressed_depth", "kind_of_encoding", "raw_depth", "raw_rgb"]
+__all__ = ["RawPicture", "compressed_depth", "is_grey16", "kind_of_encoding", "raw_depth", "raw_rgb"]
 
 Rgb = npt.NDArray[np.uint8]
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -81,6 +81,11 @@ def kind_of_encoding(encoding: str) -> Literal["rgb", "depth"] | None:
 def is_unordered(encoding: str) -> bool:
     """Whether an encoding leaves open which channel is red."""
     return encoding in _UNORDERED
+
+
+def is_grey16(data: bytes) -> bool:
+    """Whether a PNG has one channel of 16 bits, as depth has and no colour."""
+    return data.startswith(_PNG) and data[24:26] == b"\x10\0"  # of its header: bits, kind of colour
 
 
 def raw_rgb(picture: RawPicture, where: str) -> Rgb:

@@ -195,7 +195,9 @@ class Recording:
             return files
         metadata = _read_metadata(path / METADATA)
         self.declared, self.distro = metadata.counts, metadata.distro
-        found = [self._listed(path, name) for name in metadata.files]
+        found = list(dict.fromkeys(self._listed(path, name) for name in metadata.files))
+        if len(found) < len(metadata.files):
+            self.warnings.append(f"{path}: {METADATA} lists a file twice; it is read once")
         if not found:
             raise EpisodeError(f"{path / METADATA}: lists no file.")
         spare = sorted({one.name for one in _bag_files(path)} - {one.name for one in found})

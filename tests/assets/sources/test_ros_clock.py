@@ -198,6 +198,8 @@ def test_ros1_headers_are_read_too(tmp_path):
         (lambda t: at(N - t), "backwards"),
         (lambda t: at(t) - 3_000 * 10**9, "another clock"),
         (lambda t: t * 33 * MS + 1, "another clock"),
+        (lambda t: t * 33 * MS + 1 if t < 2 else at(t), "jump from one clock"),
+        (lambda t: at(t) if t < 4 else at(t) + 40_000 * 10**9, "jump from one clock"),
     ],
 )
 def test_headers_that_cannot_be_used_fall_back_and_say_so(tmp_path, stamp, words):
@@ -214,6 +216,16 @@ def test_headers_that_cannot_be_used_fall_back_and_say_so(tmp_path, stamp, words
         assert not warned(episode, "/a/image_raw")
     with only_episode(path, "rosbag") as episode:
         assert not episode.facts.warnings
+
+
+def test_stamps_that_drift_slowly_are_of_one_clock(tmp_path):
+    """As of a recording that was played at half its speed into another one."""
+    bag = Bag()
+    for t in range(N):
+        bag.rgb("/a/image_raw", at(0) + 12 * t * 10**9, ARRAYS["cam_0"][t], stamp=at(0) + 6 * t * 10**9)
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag", time_source="header") as episode:
+        np.testing.assert_allclose(np.diff(episode.facts.timestamps), 6)
+        assert not warned(episode, "/a/image_raw", "jump")
 
 
 def test_a_simulation_where_everything_has_one_other_clock(tmp_path):

@@ -1,14 +1,17 @@
 """Every encoding in which ROS messages hold pictures, against arrays that are known."""
 
+import io
 import struct
 from contextlib import suppress
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from knonik.ingest import run
 from knonik_assets.episodes.reader import EpisodeReader
 from knonik_assets.sources.base import EncodedImage
+from knonik_assets.sources.images import decode_other
 from knonik_assets.sources.ros.pictures import RawPicture, compressed_depth, kind_of_encoding, raw_depth, raw_rgb
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import Bag, at, bag_of, png16
@@ -333,6 +336,56 @@ def test_sixteen_bit_png_as_compressed_image_is_depth(tmp_path):
     with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
         for one in frames(episode, "cam", "depth"):
             np.testing.assert_array_equal(one, MILLIMETRES.astype(np.float32) / np.float32(1000))
+
+
+@pytest.mark.parametrize("form", ["png", "", "bgr8; png compressed bgr8"])
+def test_a_sixteen_bit_grey_png_is_depth_whatever_its_words_say(tmp_path, form):
+    bag = Bag()
+    for t in range(3):
+        bag.rgb("/cam/color/image_raw", at(t), STAMPED[t])
+        bag.compressed("/cam/depth/image_raw/compressed", at(t), png16(MILLIMETRES), form)
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        for one in frames(episode, "cam", "depth"):
+            np.testing.assert_array_equal(one, MILLIMETRES.astype(np.float32) / np.float32(1000))
+        assert any("taken as depth" in warning for warning in episode.facts.warnings)
+
+
+@pytest.mark.parametrize(("kind", "form"), [("TIFF", "rgb8; tiff compressed rgb8"), ("TIFF", "tiff"), ("WEBP", "webp")])
+def test_tiff_and_webp(tmp_path, kind, form):
+    bag = Bag()
+    for t, picture in enumerate(STAMPED):
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, kind, lossless=True)
+        bag.compressed("/cam/compressed", at(t), buffer.getvalue(), form)
+    path = bag.write2(tmp_path / "run")
+    with only_episode(path, "rosbag") as episode:
+        np.testing.assert_array_equal(frames(episode, "cam"), STAMPED)
+    with only_episode(path, "rosbag", orientation="rotate_180") as episode:
+        np.testing.assert_array_equal(frames(episode, "cam"), STAMPED[:, ::-1, ::-1])
+
+
+@pytest.mark.parametrize(("values", "form"), [("u2", "16UC1; tiff compressed "), ("f4", "32FC1; tiff compressed ")])
+def test_depth_in_tiff(tmp_path, values, form):
+    bag, depth = Bag(), MILLIMETRES.astype(values) / (1 if values == "u2" else np.float32(1000))
+    buffer = io.BytesIO()
+    Image.fromarray(depth.astype(values)).save(buffer, "TIFF")
+    bag.compressed("/cam/depth/compressed", at(0), buffer.getvalue(), form)
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        np.testing.assert_allclose(frames(episode, "cam", "depth")[0], MILLIMETRES / 1000, rtol=1e-6)
+
+
+def test_a_tiff_of_no_colours_or_of_too_many_pixels_is_refused(tmp_path, monkeypatch):
+    buffer = io.BytesIO()
+    Image.fromarray(MILLIMETRES.astype(np.uint16)).save(buffer, "TIFF")
+    with pytest.raises(EpisodeError, match="of mode I"):
+        decode_other(buffer.getvalue(), "x")
+    buffer = io.BytesIO()
+    Image.fromarray(PICTURE).save(buffer, "TIFF")
+    with pytest.raises(EpisodeError, match="damaged"):
+        decode_other(buffer.getvalue()[:900], "x")
+    monkeypatch.setattr("knonik_assets.sources.images.MAX_PIXELS", 1000)
+    with pytest.raises(EpisodeError, match="96 x 112 pixels"):
+        decode_other(buffer.getvalue(), "x")
 
 
 def test_depth_in_another_unit_and_turned(tmp_path):

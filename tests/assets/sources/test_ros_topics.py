@@ -292,7 +292,7 @@ def three_cameras():
     for t in range(N):
         for camera, topic in enumerate(("/head/zed/left/image_rect_color", "/wrist_cam/image_raw", "/side/image_raw")):
             bag.rgb(topic, at(t), ARRAYS[f"cam_{camera}"][t])
-        bag.image("/head/zed/depth/image", at(t), bytes(24), "16UC1", height=3, width=4)
+        bag.image("/head/zed/depth/image", at(t), b"\1\2" * 12, "16UC1", height=3, width=4)
         bag.floats("/value", at(t), [t])
     return bag
 

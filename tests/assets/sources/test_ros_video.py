@@ -1,15 +1,21 @@
 """Video topics: every picture to the last one, each with its own message's time, whatever order they are coded in."""
 
+import re
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
+from knonik_loader.errors import EpisodeError
 from tests.assets.sources.bags import Bag, at, bag_of
 from tests.assets.sources.support import frames, only_episode, stream
 from tests.support.stamps import episode_arrays, read_stamp
 
+ROOT = Path(__file__).parents[3]
 N = 22
 PICTURES = episode_arrays(4, N)["cam_0"]
 
@@ -130,15 +136,117 @@ def test_parameter_sets_in_messages_of_their_own(tmp_path):
 
 
 def test_a_message_lost_in_the_middle_is_never_another_picture(tmp_path):
-    """What follows up to the next keyframe is damaged in ways that no decoder tells; the gap is counted."""
-    units = access_units(gop=30)
+    """What follows up to the next keyframe is damaged in ways that no decoder tells: it is left out, and counted."""
+    units = access_units(gop=8)
     del units[5]
     bag = record(units, stamp="presentation")
     with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
-        shown = list(frames(episode, "cam_compressed_video"))
-        assert len(shown) == N - 1
-        assert [read_stamp(one)[2] for one in shown[:5]] == list(range(5))
-        assert any("message is missing" in text for text in episode.facts.warnings)
+        assert numbers(episode) == [*range(5), *range(8, N)]
+        np.testing.assert_array_equal(episode.facts.timestamps, [at(t) / 1e9 for t in [*range(5), *range(8, N)]])
+        assert any("in 1 place a message is missing" in text for text in episode.facts.warnings)
+
+
+def test_behind_a_gap_among_pictures_that_change_places_nothing_is_made_up(tmp_path):
+    units = access_units(b_frames=2, gop=8)
+    lost = next(place for place, (number, _) in enumerate(units) if 0 < number < 8 and number % 3 == 0)
+    del units[lost]
+    with only_episode(record(units, stamp="presentation").write2(tmp_path / "run"), "rosbag") as episode:
+        found = numbers(episode)
+        assert found == sorted(set(found))
+        assert found[0] == 0
+        assert found[-14:] == list(range(8, N))
+        assert any("a message is missing" in text for text in episode.facts.warnings)
+
+
+@pytest.mark.parametrize(("codec", "form"), [("libx265", "h265"), ("libvpx-vp9", "vp9")])
+def test_a_gap_in_other_codecs_is_told(tmp_path, codec, form):
+    pictures = episode_arrays(4, N, height=128, width=160)["cam_0"]
+    units = access_units(codec, pictures=pictures)
+    del units[5]
+    with only_episode(record(units, form=form, stamp="presentation").write2(tmp_path / "run"), "rosbag") as episode:
+        words = "hold no picture that can be decoded" if form == "h265" else "its times have 1 hole"
+        assert any(words in text for text in episode.facts.warnings), episode.facts.warnings
+        assert not any("first keyframe on" in text for text in episode.facts.warnings)
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "b_frames"),
+    [
+        ("libx264", "h264", 0),
+        ("libx264", "h264", 2),
+        ("libx265", "h265", 0),
+        ("libx265", "h265", 2),
+        ("libsvtav1", "av1", 0),
+        ("libvpx-vp9", "vp9", 0),
+    ],
+)
+def test_messages_stored_in_any_order_are_decoded_as_they_were_sent(tmp_path, codec, form, b_frames):
+    pictures = episode_arrays(4, N, height=128, width=160)["cam_0"]
+    bag = record(access_units(codec, b_frames, pictures=pictures), form=form)
+    order = np.random.default_rng(1).permutation(N)
+    bag.messages = [bag.messages[place] for place in order]
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        assert numbers(episode) == list(range(N))
+        assert not [text for text in episode.facts.warnings if "missing" in text or "hold no picture" in text]
+
+
+@pytest.mark.parametrize(("codec", "form"), [("libx264", "h264"), ("libx265", "h265"), ("libsvtav1", "av1")])
+def test_a_message_of_two_pictures_is_refused(tmp_path, codec, form):
+    """Only messages have a time, and decoders give one of two pictures away."""
+    pictures = episode_arrays(4, N, height=128, width=160)["cam_0"]
+    units = [data for _, data in access_units(codec, pictures=pictures)]
+    bag = Bag()
+    for place in range(0, N, 2):
+        bag.video("/cam/video", at(place), units[place] + units[place + 1], form)
+        bag.rgb("/other/image_raw", at(place), PICTURES[place])
+    path = bag.write2(tmp_path / "run")
+    with pytest.raises(EpisodeError, match=r"message 0 .*more than one picture.*list the cameras"):
+        only_episode(path, "rosbag")
+    with only_episode(path, "rosbag", layout={"images": {"other": "other"}}) as episode:
+        assert [one.name for one in episode.streams] == ["other"]
+    with pytest.raises(EpisodeError, match="more than one picture"):
+        only_episode(path, "rosbag", layout={"images": {"cam": "/cam/video"}})
+
+
+@pytest.mark.parametrize("first", ["h264", "h265"])
+def test_a_topic_that_changes_its_codec_is_refused(tmp_path, first):
+    pictures = episode_arrays(4, N, height=128, width=160)["cam_0"]
+    streams = {"h264": access_units(pictures=pictures), "h265": access_units("libx265", pictures=pictures)}
+    second = "h265" if first == "h264" else "h264"
+    bag = Bag()
+    for place in range(N):
+        form = first if place < 8 else second
+        bag.video("/cam/video", at(place), streams[form][place][1], form)
+    with pytest.raises(EpisodeError, match="a topic holds one video"):
+        only_episode(bag.write2(tmp_path / "run"), "rosbag")
+
+
+def test_av1_with_a_lost_message_never_waits_for_ever(tmp_path):
+    """Closed with pictures in hand, the decoder would wait for ones that never come."""
+    pictures = episode_arrays(4, N, height=128, width=160)["cam_0"]
+    units = access_units("libsvtav1", pictures=pictures)
+    del units[5]
+    path = record(units, form="av1").write2(tmp_path / "run")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from knonik_loader.errors import EpisodeError\n"
+        "from tests.assets.sources.support import only_episode\n"
+        "for _ in range(60):\n"
+        "    try: only_episode(Path(sys.argv[1]), 'rosbag').close()\n"
+        "    except EpisodeError: pass\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, cwd=ROOT)
+
+
+def test_units_without_start_codes_are_named(tmp_path):
+    """As in MP4: length, then unit."""
+    bag = Bag()
+    for number, data in access_units():
+        parts = [part for part in re.split(rb"\x00?\x00\x00\x01", data) if part]
+        bag.video("/cam/video", at(number), b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+    with only_episode(bag.write2(tmp_path / "run"), "rosbag") as episode:
+        assert "start codes" in episode.facts.nothing
 
 
 def test_no_keyframe_at_all(tmp_path):
