@@ -144,7 +144,8 @@ def _other_unit(clock: npt.NDArray[np.float64], fps: float | None) -> str | None
 
 def _integer_clock(stamps: npt.NDArray[Any], fps: float | None) -> tuple[npt.NDArray[np.float64] | None, str]:
     """Seconds and the unit's name; or None and what is wrong."""
-    relative = stamps.astype(np.int64) - int(stamps[0]) if len(stamps) else stamps.astype(np.int64)
+    whole = stamps.astype(np.uint64 if stamps.dtype.kind == "u" else np.int64)
+    relative = (whole - whole[:1]).astype(np.int64) if len(whole) else whole.astype(np.int64)
     step = float(np.median(np.diff(relative))) if len(stamps) > 1 else 0.0
     fitting = _units_of(step, fps)
     if not fps and len(relative) > 1 and (np.diff(relative) == 1).all():

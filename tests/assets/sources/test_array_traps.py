@@ -143,6 +143,15 @@ def test_slow_and_fast_clocks_in_seconds_stay(tmp_path, step):
         np.testing.assert_allclose(episode.facts.timestamps, np.arange(ROWS) * step)
 
 
+@pytest.mark.parametrize("first", [0, 2**62, 2**63, 2**64 - 10**9])
+def test_clocks_of_64_bits_without_a_sign_are_clocks(tmp_path, first):
+    ticks = np.arange(ROWS, dtype=np.uint64) * np.uint64(33_333_333) + np.uint64(first)
+    with opened(tmp_path, timestamps=ticks) as episode:
+        times = episode.facts.timestamps
+        assert abs(times[0] - first / 1e9) < 1e-5 * max(1, first / 1e9)
+        np.testing.assert_allclose(np.diff(times), 1 / 30, atol=1e-5)
+
+
 def test_numbers_of_frames_are_no_clock_unless_the_rate_says_so(tmp_path):
     with opened(tmp_path, timestamps=np.arange(ROWS)) as episode:
         assert episode.facts.timestamps is None
