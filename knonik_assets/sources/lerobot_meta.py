@@ -51,7 +51,7 @@ _DIGITS = re.compile(r"(0?\d{1,2})?d?")
 
 @dataclass(frozen=True, slots=True)
 class DepthCode:
-    """How depth was turned into the 12-bit codes of a depth video."""
+    """How depth was turned into the 12-bit codes of a depth video. NaN stands for what is no number."""
 
     low_m: float = 0.01
     high_m: float = 10.0
@@ -224,12 +224,15 @@ def _feature(entry: Mapping[str, Any]) -> Feature:
     depth = None
     if stated.get("is_depth_map") is True:
         default = DepthCode()
-        depth = DepthCode(
-            low_m=_number(stated.get("depth_min")) or default.low_m,
-            high_m=_number(stated.get("depth_max")) or default.high_m,
-            shift_m=default.shift_m if (shift := _number(stated.get("shift"))) is None else shift,
-            log=stated.get("use_log") is not False,
+        low, high, shift = (
+            other if stated.get(key) is None else math.nan if (number := _number(stated[key])) is None else number
+            for key, other in (
+                ("depth_min", default.low_m),
+                ("depth_max", default.high_m),
+                ("shift", default.shift_m),
+            )
         )
+        depth = DepthCode(low, high, shift, log=stated.get("use_log") is not False)
     return Feature(
         dtype=str(entry.get("dtype")),
         names=_names(entry.get("names")),
@@ -241,18 +244,25 @@ def _feature(entry: Mapping[str, Any]) -> Feature:
 def _names(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - raw JSON
     """A vector's element names out of the spellings in use: list, nested lists, dict of lists, name → index."""
     if isinstance(value, dict):
-        if value and all(isinstance(index, int) for index in value.values()):
-            return tuple(str(name) for name in sorted(value, key=value.__getitem__))
-        value = list(value.values())
+        value = _listed(value)
     if not isinstance(value, list):
         return None
     flat = tuple(_flatten(value))
     return flat or None
 
 
+def _listed(value: Mapping[str, Any]) -> list[Any]:
+    """Of name → index the names in order, of groups what they hold."""
+    if value and all(isinstance(index, (int, float)) for index in value.values()):
+        return sorted(value, key=value.__getitem__)
+    return list(value.values())
+
+
 def _flatten(value: list[Any]) -> Iterator[str]:
     for item in value:
-        if isinstance(item, list):
+        if isinstance(item, dict):
+            yield from _flatten(_listed(item))
+        elif isinstance(item, list):
             yield from _flatten(item)
         else:
             yield str(item)

@@ -174,6 +174,8 @@ def decode_range(index: VideoIndex, start: int, stop: int, emit: Callable[[av.Vi
                 if key is not None and (first is None or first.pts is None or first.pts > index.pts[start]):
                     continue  # sought past the wanted frame
                 yield from _wanted(index, start, stop, first, frames, emit)
+            except EpisodeError:  # a ValueError too
+                raise
             except _FAULTS as error:
                 raise EpisodeError(f"{index.path}: frames {start} to {stop} cannot be decoded: {error}.") from error
         return

@@ -301,3 +301,62 @@ def test_what_is_stored_behind_an_episode_does_not_cost_it_a_frame(tmp_path, cod
         pytest.raises(EpisodeError, match=r"cannot be decoded|is damaged"),
     ):
         shown(episode)
+
+
+def depth_codes(root, **stated):
+    """One episode whose camera is a video of the codes 0, 1, 1000, 4094 and 4095."""
+    dataset = make(root, cameras=("left",), lengths=(5,))
+    dataset.info["features"][dataset.key("left")]["info"] = {"is_depth_map": True, **stated}
+    dataset.write()
+    with av.open(str(dataset.video_path("left", 0)), "w") as container:
+        video = container.add_stream("libx265", rate=30)
+        video.height, video.width, video.pix_fmt = 96, 112, "gray12le"
+        video.options = {"x265-params": "lossless=1:log-level=none"}
+        for code in (0, 1, 1000, 4094, 4095):
+            frame = av.VideoFrame(112, 96, "gray12le")
+            frame.planes[0].update(np.full((96, frame.planes[0].line_size // 2), code, np.uint16))
+            container.mux(video.encode(frame))
+        container.mux(video.encode())
+
+
+@pytest.mark.parametrize("low", [0, 0.0, 0.5])
+def test_the_nearest_depth_may_be_zero(tmp_path, low):
+    high = low + 4.095
+    stated = {"video.depth_min": low, "video.depth_max": high, "video.shift": 0.0, "video.use_log": False}
+    depth_codes(tmp_path, **stated)
+    with opened(tmp_path, "lerobot_v2") as episode:
+        found = [frame[0, 0] for frame in episode.frames(stream(episode, "left"))]
+    np.testing.assert_allclose(found, [0, low + 0.001, low + 1, low + 4.094, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"depth_min": 5, "depth_max": 1},
+        {"depth_min": 0, "shift": 0},
+        {"depth_max": "far"},
+        {"shift": "near"},
+        {"shift": -1.0},
+    ],
+)
+def test_depth_ranges_that_make_no_sense_are_refused(tmp_path, stated):
+    depth_codes(tmp_path, **stated)
+    with opened(tmp_path, "lerobot_v2") as episode, pytest.raises(EpisodeError, match="make no sense together"):
+        list(episode.frames(stream(episode, "left")))
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ({"motors": {"w": 3, "x": 0, "y": 1, "z": 2}}, ("x", "y", "z", "w")),
+        ({"w": 3.0, "x": 0.0, "y": 1.0, "z": 2.0}, ("x", "y", "z", "w")),
+        ({"left": {"x": 0, "y": 1}, "right": {"x": 0, "y": 1}}, ("x", "y", "x", "y")),
+        ([{"motors": ["a", "b"]}, "c", "d"], ("a", "b", "c", "d")),
+    ],
+)
+def test_channel_names_in_nested_objects(tmp_path, names, wanted):
+    dataset = make(tmp_path, lengths=(3,))
+    dataset.info["features"]["action"]["names"] = names
+    dataset.write()
+    with opened(tmp_path, "lerobot_v2") as episode:
+        assert stream(episode, "action").channel_names == wanted
