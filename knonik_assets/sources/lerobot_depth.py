@@ -49,8 +49,8 @@ def dequantised(frame: av.VideoFrame, code: DepthCode, where: str) -> npt.NDArra
     low, high, shift = code.low_m, code.high_m, code.shift_m
     if not (low < high and np.isfinite(shift) and (not code.log or low + shift > 0)):
         raise EpisodeError(
-            f"{where}: depth_min {low:g}, depth_max {high:g} and shift {shift:g} of info.json make no sense together, so "
-            "codes can't be turned into metres."
+            f"{where}: depth_min {low:g}, depth_max {high:g} and shift {shift:g} of info.json make no sense together, "
+            "so codes can't be turned into metres."
         )
     share = codes.astype(np.float64) / _TOP_CODE
     if code.log:

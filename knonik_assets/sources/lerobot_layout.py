@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from knonik_loader.errors import SourceError
 
 __all__ = ["Choice", "bare_name", "choose", "find_cameras"]
 
+_WIDEST_ROW = 4096
+"""Numbers a row at most."""
 _CAMERA_PREFIXES = ("observation.images.", "images.", "observation.")
 _PRIMARY: Mapping[str, tuple[str, Literal["state", "action"]]] = {
     "observation.state": ("state", "state"),
@@ -102,9 +105,11 @@ def choose(
                 _check_kind(meta, kind, found, cameras[found], f"{where}: layout.{block}.{name}")
                 unit = entry.unit_m if isinstance(entry, DepthEntry) else None
                 chosen.append(Choice(kind, safe_stream_name(name), found, cameras[found], entry.fps, unit))
-    chosen += _numeric(config, schema, where, warnings)
+    chosen += _numeric(config, meta, schema, where, warnings)
     if not any(_named(layout, choice) for choice in chosen):
-        raise SourceError(f"{where}: no stream of the layout is in it; {nearest('', [*cameras, *_columns(schema)])}.")
+        raise SourceError(
+            f"{where}: no stream of the layout is in it; {nearest('', [*cameras, *_columns(meta, schema)])}."
+        )
     return chosen
 
 
@@ -132,12 +137,24 @@ def _check_kind(meta: Meta, kind: str, key: str, held: str, where: str) -> None:
         raise SourceError(f"{where}: {key} is a colour video; depth painted in colours cannot be turned into metres.")
 
 
-def _columns(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if field.name not in INDEX_COLUMNS and is_vector(field.type)]
+def _columns(meta: Meta, schema: pa.Schema) -> list[str]:
+    wide = _wide(meta, schema)
+    return [field.name for field in schema if field.name not in (*INDEX_COLUMNS, *wide) and is_vector(field.type)]
 
 
-def _numeric(config: IngestConfig, schema: pa.Schema, where: str, warnings: list[str]) -> list[Choice]:
-    columns = _columns(schema)
+def _wide(meta: Meta, schema: pa.Schema) -> list[str]:
+    """Columns of numbers that are pictures or depth maps, as lists of lists."""
+    return [
+        field.name
+        for field in schema
+        if is_vector(field.type)
+        and (feature := meta.features.get(field.name)) is not None
+        and math.prod(feature.shape) > _WIDEST_ROW
+    ]
+
+
+def _numeric(config: IngestConfig, meta: Meta, schema: pa.Schema, where: str, warnings: list[str]) -> list[Choice]:
+    columns = _columns(meta, schema)
     if config.layout.numeric is None:
         left_out = [
             field.name
@@ -148,6 +165,11 @@ def _numeric(config: IngestConfig, schema: pa.Schema, where: str, warnings: list
         ]
         if left_out:
             warnings.append(f"{where}: left out, as they are no numbers: {', '.join(left_out)}")
+        if wide := _wide(meta, schema):
+            warnings.append(
+                f"{where}: left out, as rows of more than {_WIDEST_ROW} numbers are no vectors, and pictures or depth "
+                f"as lists of numbers are not read: {', '.join(wide)}; store them as images or video"
+            )
         return [_column(_PRIMARY[key][0] if key in _PRIMARY else safe_stream_name(key), key) for key in columns]
     chosen = []
     short = {name: key for key, (name, _) in _PRIMARY.items() if key in columns}

@@ -64,6 +64,8 @@ class Feature:
     """One entry of ``features`` in ``info.json``."""
 
     dtype: str
+    shape: tuple[int, ...]
+    """Of one row, where stated."""
     names: tuple[str, ...] | None
     """Of a vector's elements, in order."""
     depth: DepthCode | None
@@ -235,10 +237,16 @@ def _feature(entry: Mapping[str, Any]) -> Feature:
         depth = DepthCode(low, high, shift, log=stated.get("use_log") is not False)
     return Feature(
         dtype=str(entry.get("dtype")),
+        shape=_shape(entry.get("shape")),
         names=_names(entry.get("names")),
         depth=depth,
         depth_unit_m={"m": 1.0, "mm": 0.001}.get(str(stated.get("depth_unit"))),
     )
+
+
+def _shape(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - raw JSON
+    sides = [index_of(side) for side in value] if isinstance(value, list) else []
+    return tuple(side or 0 for side in sides)
 
 
 def _names(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - raw JSON

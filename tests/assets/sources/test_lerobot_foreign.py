@@ -360,3 +360,22 @@ def test_channel_names_in_nested_objects(tmp_path, names, wanted):
     dataset.write()
     with opened(tmp_path, "lerobot_v2") as episode:
         assert stream(episode, "action").channel_names == wanted
+
+
+@BOTH
+def test_pictures_as_lists_of_numbers_are_left_out_and_that_is_told(tmp_path, reader):
+    """They would become a row of thousands of numbers each, all of them in memory at once."""
+    dataset = make(tmp_path, reader, lengths=(5,))
+    dataset.info["features"] |= {
+        "observation.images.raw": {"dtype": "uint8", "shape": [40, 48, 3]},
+        "observation.grid": {"dtype": "float32", "shape": [8, 8]},
+    }
+    columns = {
+        "observation.images.raw": lambda n: pa.array(np.zeros((n, 40, 48, 3), np.uint8).tolist()),
+        "observation.grid": lambda n: pa.array(np.ones((n, 8, 8), np.float32).tolist()),
+    }
+    dataset.write(kept(dataset, range, **columns))
+    with opened(tmp_path, reader) as episode:
+        found = {spec.source: spec.shape for spec in episode.streams if spec.kind == "numeric"}
+        assert found == {"observation.state": (4,), "action": (4,), "observation.grid": (64,)}
+        assert any("not read: observation.images.raw; store them" in text for text in episode.facts.warnings)
