@@ -132,11 +132,23 @@ def _check_apart(root: str, output: Place, settings: IngestConfig) -> None:
         raw, out = str(source), str(output)
         same, inside = raw == out, out.startswith(f"{raw}/")
     else:
-        raw, out = str(source.path.resolve()), str(output.path.resolve())
+        raw, out = str(_followed(source.path, "input")), str(_followed(output.path, "output"))
         same, inside = raw == out, Path(raw) in Path(out).parents
     if same or inside:
         what = f"output and input are the same directory {out}" if same else f"output {out} lies inside input {raw}"
         raise ConfigError(f"{what}; ingest never writes into raw data, so name another --output.")
+
+
+def _followed(path: Path, what: str) -> Path:
+    """Where a path leads in the end.
+
+    Raises:
+        ConfigError: links in a circle, a folder that may not be entered, a name too long.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{what} {path} leads nowhere: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _check_apart_from_staged(streams: StagedStreams, output: Place) -> None:

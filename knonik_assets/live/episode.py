@@ -272,6 +272,11 @@ class LiveEpisode:
                 continue
             if one.rows.infinite:
                 self.warnings.append(f"{one.declared.key}: {one.rows.infinite} numbers beyond float32 became infinite")
+            if one.rows.unset:
+                self.warnings.append(
+                    f"{one.declared.key}: {one.rows.unset} of {one.count} rows hold NaN or infinity, which "
+                    "checks refuse"
+                )
             times = np.array(one.times, np.float64)[:length] if one.times else None
             writer.numeric(one.declared.name, one.rows.first(length), times)
             if one.count > length:

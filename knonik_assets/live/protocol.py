@@ -202,6 +202,8 @@ def run_live(
         StorageError: another run writes the output, or it cannot be written.
         LoginRequired: an issuer is configured and there is no valid token.
     """
+    if source is None and sys.stdin is None:
+        raise ConfigError("standard input is closed; send the lines of a producer to it.")
     lines = _lines(source if source is not None else getattr(sys.stdin, "buffer", sys.stdin))
     to = answers if answers is not None else sys.stdout
     session = LiveSession(load_live_config(config), output, force_config=force_config)
@@ -212,7 +214,7 @@ def run_live(
             answer = json.dumps(protocol.answer(line))
             if listening:
                 # A producer that stopped listening may still send: what it sends is kept.
-                listening = _say(to, answer)
+                listening = _say(to, answer, session.report)
             if protocol.over:
                 break
         if session.is_open:
@@ -221,12 +223,16 @@ def run_live(
     return session.report
 
 
-def _say(to: IO[str], answer: str) -> bool:
-    """Write an answer; False where nobody listens any more."""
+def _say(to: IO[str], answer: str, report: LiveReport) -> bool:
+    """Write an answer; False where nobody listens any more, or there is no room for it."""
     try:
         to.write(answer + "\n")
         to.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            report.warnings.append(
+                f"answers could not be written ({error.strerror}); what came in was taken all the same"
+            )
         return False
     return True
 

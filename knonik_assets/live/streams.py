@@ -29,6 +29,8 @@ class Rows:
         self._count = 0
         self.infinite = 0
         """Numbers that float32 cannot hold."""
+        self.unset = 0
+        """Rows with a NaN or an infinity among what was pushed."""
 
     def append(self, row: npt.NDArray[Any]) -> None:
         """Take one (D,) row."""
@@ -40,6 +42,7 @@ class Rows:
             block[at] = row
         if row.dtype.kind == "f" and row.dtype.itemsize > 4:
             self.infinite += int(np.isinf(block[at]).sum() - np.isinf(row).sum())
+        self.unset += row.dtype.kind == "f" and not np.isfinite(row).all()
         self._count += 1
 
     def first(self, count: int) -> npt.NDArray[np.float32]:

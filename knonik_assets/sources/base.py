@@ -57,6 +57,8 @@ class StreamSpec:
     """Of one frame: (H, W, 3), (H, W) or (D,)."""
     fps: float | None = None
     """Nominal rate, where the source or the layout states one."""
+    recorded_fps: float | None = None
+    """Samples a second in the source, where each frame takes the one that is nearest in time."""
     channel_names: tuple[str, ...] | None = None
     role: Literal["action", "state"] | None = None
     chunk_len: int | None = None

@@ -42,7 +42,8 @@ class Detection:
     """Whether an episode with a stream could be opened, so that it can be ingested."""
     episodes: int | None = None
     streams: list[dict[str, Any]] = field(default_factory=list)
-    """kind, name, source, shape, fps, encoding, frames, role, channel_names: of the first episode that can be opened.
+    """kind, name, source, shape, fps, recorded_fps, encoding, frames, role, channel_names: of the first episode that
+    can be opened.
     """
     fps: float | None = None
     """As the data states it, else as an even clock shows it; None where neither does."""
@@ -70,7 +71,16 @@ def datasets_in(root: str | Path) -> list[Family]:
         from knonik_assets.sources.remote.recognise import recognise_remote
 
         return _some(recognise_remote(place), place)
-    root = place.path
+    try:
+        return _some(_local(place.path), place)
+    except OSError as error:
+        if isinstance(error, KnonikError):
+            raise
+        raise SourceError(f"{error.filename or root} cannot be read: {error.strerror or error}.") from error
+
+
+def _local(root: Path) -> list[Family]:
+    """Of a local path; `datasets_in` says what is raised."""
     if not root.exists():
         raise SourceError(f"{root}: there is no such file or folder.")
     if not root.is_dir() and not root.is_file():
@@ -79,12 +89,7 @@ def datasets_in(root: str | Path) -> list[Family]:
         raise SourceError(f"{root} is a packed dataset, not raw data; look at it with 'knonik inspect'.")
     if any(root.glob("episode_*/metadata.json")):
         raise SourceError(f"{root} holds ingested episodes, not raw data; look at them with 'knonik inspect'.")
-    try:
-        return _some(recognise(root), place)
-    except OSError as error:
-        if isinstance(error, KnonikError):
-            raise
-        raise SourceError(f"{error.filename or root} cannot be read: {error.strerror or error}.") from error
+    return recognise(root)
 
 
 def _some(found: list[Family], root: Place) -> list[Family]:
@@ -150,8 +155,10 @@ def _look_into(found: Detection, family: Family, base: dict[str, Any], source: G
     opened = _sample(source, refs, found.warnings)
     found.config, found.readable = base, any(streams for streams, _, _ in opened)
     if not found.readable:
+        tried = min(len(refs), _MOST_TRIED)
         what = "has a stream" if opened else "can be opened"
-        found.warnings.append(f"none of the {min(len(refs), _MOST_TRIED)} episodes tried {what}")
+        which = "its one episode has no stream" if opened else "its one episode cannot be opened"
+        found.warnings.append(which if tried == 1 else f"none of the {tried} episodes tried {what}")
         return
     streams, facts, _ = next(each for each in opened if each[0])
     found.streams = [_described(spec) for spec in streams]
@@ -229,6 +236,7 @@ def _described(spec: StreamSpec) -> dict[str, Any]:
         "source": spec.source,
         "shape": list(spec.shape),
         "fps": spec.fps,
+        "recorded_fps": spec.recorded_fps,
         "encoding": spec.encoding,
         "frames": spec.length,
         "role": spec.role,
@@ -252,7 +260,7 @@ def config_text(found: Detection, as_json: bool = False) -> str:
         SourceError: no episode with a stream can be opened, so that no config would ingest it.
     """
     if not found.readable:
-        reasons = "; ".join(found.warnings[-3:]) or "no episode of it can be opened"
+        reasons = "; ".join(warning.rstrip(".") for warning in found.warnings[-3:]) or "no episode of it can be opened"
         raise SourceError(f"{found.path}: there is no config that would ingest it: {reasons}")
     if as_json:
         return json.dumps(found.config, indent=2, ensure_ascii=False) + "\n"

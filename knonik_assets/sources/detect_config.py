@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import yaml
 
-__all__ = ["DEFAULT_FPS", "Comments", "Found", "config_lines", "config_yaml"]
+__all__ = ["DEFAULT_FPS", "Comments", "Found", "config_lines", "config_yaml", "rate_of"]
 
 DEFAULT_FPS = 30
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -52,10 +52,9 @@ class Found(Protocol):
 def config_yaml(found: Found) -> str:
     """The whole file: what was found, what looks suspicious, then the config."""
     version = f" ({found.version})" if found.version else ""
+    count = f"{found.episodes} episode{'' if found.episodes == 1 else 's'}"
     lines = [
-        _comment(
-            f"{found.family}{version}, {found.episodes} episodes. Ingest: knonik ingest --config FILE --output OUT"
-        ),
+        _comment(f"{found.family}{version}, {count}. Ingest: knonik ingest --config FILE --output OUT"),
         *(_comment(f"Look at this: {warning}") for warning in found.warnings),
         *config_lines(found, found.config),
     ]
@@ -69,7 +68,8 @@ def config_lines(found: Found, config: Mapping[str, Any]) -> Iterator[str]:
         found: what the comments say.
         config: its config, or one like it.
     """
-    lengths = f"; of {found.streams[0]['frames']} frames in the first episode" if found.streams else ""
+    frames = found.streams[0]["frames"] if found.streams else 0
+    lengths = f"; of {frames} frame{'' if frames == 1 else 's'} in the first episode" if found.streams else ""
     for key, value in config.items():
         if key == "fps":
             yield _beside(f"fps: {value}", found.comments.fps)
@@ -119,13 +119,20 @@ def _blocks(streams: Sequence[Mapping[str, Any]], blocks: Mapping[str, Any]) -> 
         )
 
 
+def rate_of(stream: Mapping[str, Any]) -> str:
+    """At which samples were recorded, else that of frames as the source states it; nothing where neither is known."""
+    if stream["recorded_fps"]:
+        return f"{stream['recorded_fps']:g} {'Hz' if stream['kind'] == 'numeric' else 'fps'}"
+    return f"{stream['fps']:g} fps" if stream["fps"] else ""
+
+
 def described(stream: Mapping[str, Any]) -> str:
     """Shape, encoding, rate, role and channels of a stream in a few words."""
     words = [" x ".join(map(str, stream["shape"]))]
     if stream["kind"] != "numeric":
         words.append(stream["encoding"])
-    if stream["fps"]:
-        words.append(f"{stream['fps']:g} fps")
+    if rate := rate_of(stream):
+        words.append(rate)
     if stream["role"]:
         words.append(f"role {stream['role']}")
     if names := stream["channel_names"]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from knonik_assets.sources.detect import Detection
+from knonik_assets.sources.detect_config import rate_of
 from knonik_assets.sources.families import Family
 
 __all__ = ["render", "render_list"]
@@ -26,10 +27,18 @@ def render(found: Detection) -> Text:
         rows = [("kind", "stream", "frames", "shape", "rate", "encoding", "role", "source")]
         for one in found.streams:
             shape = " x ".join(map(str, one["shape"]))
-            rate = f"{one['fps']:g} fps" if one["fps"] else ""
             encoding = one["encoding"] if one["kind"] != "numeric" else ""
             rows.append(
-                (one["kind"], one["name"], str(one["frames"]), shape, rate, encoding, one["role"] or "", one["source"])
+                (
+                    one["kind"],
+                    one["name"],
+                    str(one["frames"]),
+                    shape,
+                    rate_of(one),
+                    encoding,
+                    one["role"] or "",
+                    one["source"],
+                )
             )
         lines += _table(rows)
     lines += ["", *(f"  ! {' '.join(warning.split())}" for warning in found.warnings)] if found.warnings else []

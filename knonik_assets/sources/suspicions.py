@@ -31,7 +31,7 @@ def suspicions(episode: SourceEpisode, name: str) -> Iterator[str]:
     if len({spec.length for spec in streams}) > 1:
         uneven = ", ".join(f"{spec.name} {spec.length}" for spec in streams)
         yield f"{name}: streams differ in length and will be cut: {uneven}"
-    if all(spec.kind == "numeric" for spec in streams):
+    if streams and all(spec.kind == "numeric" for spec in streams):
         yield "no pictures were found"
     yield from (f"{name}: {text}" for text in _clock(streams, facts))
     bound: dict[str, tuple[StreamSpec, npt.NDArray[np.float32]]] = {}

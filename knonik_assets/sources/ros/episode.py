@@ -167,7 +167,8 @@ class RosEpisode:
             if one is not leader:
                 self._warn_far(one, clock, found)
             fps = one.spec.fps or (rate if one.camera is not None else None)
-            one.spec = replace(one.spec, length=len(clock), fps=fps)
+            recorded = nominal_rate(one.ns)
+            one.spec = replace(one.spec, length=len(clock), fps=fps, recorded_fps=recorded)
         self.streams = tuple(one.spec for one in streams)
         check_streams(self.streams, self._name)
         self._streams = {(one.spec.kind, one.spec.name): one for one in streams}

@@ -134,3 +134,12 @@ def test_nothing_at_all_is_an_error_with_the_first_reason(tmp_path):
     with pytest.raises(EpisodeError, match=r"2 tried\); episode_0: "):
         run(CONFIG, raw, tmp_path / "out", engine="inline")
     assert (tmp_path / "out" / "ingest_report.json").exists()
+
+
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_links_in_a_circle_are_a_mistake_in_the_call(tmp_path, what):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "raw").mkdir()
+    places = {"input": tmp_path / "raw", "output": tmp_path / "out", what: tmp_path / "circle"}
+    with pytest.raises(ConfigError, match=f"{what} .*circle leads nowhere"):
+        run({"dir_type": "rosbag"}, **places)

@@ -1,5 +1,6 @@
 """The line protocol, in this process and as a producer meets it: a command that reads lines and answers each."""
 
+import errno
 import io
 import json
 import os
@@ -143,6 +144,35 @@ def test_a_producer_that_dies_loses_nothing_it_sent(tmp_path):
     assert "Traceback" not in said
     assert "Exception" not in said
     check(out / "episode_000000", 0, 3)
+
+
+def test_answers_that_nobody_can_write_down_cost_no_frame(tmp_path):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    commands = [*START, *frames(tmp_path / "frames", 3, 4), {"cmd": "end"}]
+    text = b"".join(json.dumps(one).encode() + b"\n" for one in commands)
+    report = run_live({"preset": PRESET}, tmp_path / "out", source=io.BytesIO(text), answers=Full())
+    assert [one.status for one in report.episodes] == ["written"]
+    (told,) = [one for one in report.warnings if "answers" in one]
+    assert "No space left on device" in told
+
+
+def test_a_closed_standard_input_is_a_mistake_in_the_call(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        run_live({"preset": PRESET}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_a_number_are_told(tmp_path):
+    (tmp_path / "frames").mkdir()
+    np.save(tmp_path / "frames" / "row.npy", np.array([np.nan, 1.0]))
+    row = {"cmd": "numeric", "name": "state", "path": str(tmp_path / "frames" / "row.npy")}
+    start = [{"cmd": "start"}, {"cmd": "register_numeric", "name": "state", "dim": 2}]
+    report, _ = serve(tmp_path / "out", [*start, row, row, {"cmd": "end"}])
+    assert any("state: 2 of 2 rows hold NaN or infinity" in text for text in report.episodes[0].warnings)
 
 
 def test_sigterm_discards_what_is_open_and_keeps_what_is_whole(tmp_path):

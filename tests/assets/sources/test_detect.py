@@ -73,6 +73,8 @@ def test_what_is_no_raw_dataset(tmp_path):
         detect(touch(tmp_path / "packed", "hlp_manifest.json"))
     with pytest.raises(SourceError, match="ingested"):
         detect(touch(tmp_path / "episodes", "episode_000000/metadata.json"))
+    with pytest.raises(SourceError, match="cannot be read: File name too long"):
+        detect(tmp_path / ("x" * 300))
 
 
 def reads_all(found):

@@ -264,7 +264,7 @@ def test_a_recording_without_a_camera_says_so(tmp_path):
     bag = Bag(ros=1)
     bag.joints("/joints", 10**9, [1, 2])
     bag.write1(tmp_path / "run.bag")
-    told(tmp_path, "no pictures were found", "none of the 1 episodes tried has a stream")
+    told(tmp_path, "no camera that can be decoded", "its one episode has no stream")
 
 
 # -- several datasets --------------------------------------------------------------------------------------------------
