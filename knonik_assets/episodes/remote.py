@@ -193,7 +193,7 @@ def _settle(
     check()
     for name, (size, etag) in wanted.items():
         one = there.pop(name, None)
-        if one is None or one.size != size or (etag and one.etag != etag):
+        if one is None or one.size != size or (etag and _bare(one.etag) != _bare(etag)):
             raise StorageError(
                 f"{folder.url(f'{episode_id}/{name}')} was {'removed' if one is None else 'replaced'} by another run "
                 "while this one wrote the episode; see that only one run writes there, and ingest again."
@@ -201,6 +201,11 @@ def _settle(
     if there:
         folder.delete(one.key for one in there.values())
         check()
+
+
+def _bare(etag: str) -> str:
+    """An etag without quotes: Azure's answers to a put have them, its listings don't."""
+    return etag.strip('"')
 
 
 def remove_remote(folder: ObjectFolder, files: Mapping[str, ObjectInfo]) -> None:

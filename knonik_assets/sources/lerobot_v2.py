@@ -250,7 +250,7 @@ def _tasks(data: DataIndex, meta: Meta, episode: int) -> list[str | None]:
         if name in table.column_names:
             numbers = dict.fromkeys(text_numbers(table[name], f"{meta.root}, episode {episode}: {name}").tolist())
             found += [known.get(int(number)) for number in numbers if math.isfinite(number)]
-        elif name == "task_index":
+        if name == "task_index" and not any(found):  # then what the metadata says of the episode counts
             hint = meta.hints.get(episode)
             found += hint.tasks if hint is not None else ()
     return found

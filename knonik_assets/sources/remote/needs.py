@@ -183,13 +183,13 @@ def _lerobot_said(base: Path) -> Callable[[Any], str]:
     """What the metadata says of all episodes, and its line on this one: appended episodes change neither."""
     info = _read_json(base / "meta" / "info.json")
     lasting = {key: value for key, value in info.items() if not key.startswith("total_") and key != "splits"}
-    tasks = [base / "meta" / name for name in ("tasks.jsonl", "tasks.parquet")]
+    texts = [base / "meta" / f"{name}s.{end}" for name in ("task", "subtask") for end in ("jsonl", "parquet")]
     digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode())
-    for path in tasks:
+    for path in texts:
         digest.update(path.read_bytes() if path.is_file() else b"")
     lines: dict[int, str] = {}
     path = base / "meta" / "episodes.jsonl"
-    for line in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
+    for line in path.read_text("utf-8", "replace").split("\n") if path.is_file() else ():
         if found := _EPISODE_INDEX.search(line):
             lines[int(found[1])] = lines.get(int(found[1]), "") + line
     return lambda locator: hashlib.sha256(f"{digest.hexdigest()} {lines.get(int(locator[0]), '')}".encode()).hexdigest()

@@ -1,7 +1,9 @@
 """Raw data and episodes in a bucket: the same bytes as on a disk, nothing read twice, nothing half there."""
 
 import json
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from knonik_assets.episodes import remote
@@ -9,6 +11,7 @@ from knonik_assets.ingest import run
 from knonik_assets.sources.remote import mirror
 from knonik_assets.storage import LEASE, Lease, ObjectFolder
 from knonik_loader.errors import ConfigError, EpisodeError, SourceError, StorageError
+from tests.assets.sources.support import V2
 from tests.support.buckets import bucket_tree, folder_at, upload_tree
 from tests.support.road import ingest_config, tree, write_raw
 
@@ -78,6 +81,26 @@ def test_only_what_is_new_or_changed_is_downloaded(raw, tmp_path, s3, downloads,
     upload_tree(raw / "episode_1.hdf5", f"{url}/episode_1.hdf5")
     assert again() == (["skipped", "written", "skipped", "skipped"], ["episode_1.hdf5"])
     assert again() == (["skipped"] * 4, [])
+
+
+@pytest.mark.parametrize("changed", ["meta/subtasks.jsonl", "meta/episodes.jsonl"])
+def test_what_a_lerobot_dataset_says_anew_is_ingested_anew(tmp_path, s3, changed):
+    """A text may hold a line separator that ends no line of JSON."""
+    dataset = V2(tmp_path / "raw", (6,), cameras=())
+    dataset.write(lambda episode: {**dataset.rows(episode), "subtask_index": pa.array([0] * 6)})
+    hint = {"episode_index": 0, "length": 6, "tasks": ["one\u2028two"]}
+    texts = {"meta/subtasks.jsonl": {"subtask_index": 0, "subtask": "reach"}, "meta/episodes.jsonl": hint}
+    for name, value in texts.items():
+        (dataset.root / name).write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
+    (dataset.root / "meta/tasks.jsonl").unlink()
+    url = upload_tree(dataset.root, f"{s3}/raw")
+    config = {"dir_type": "lerobot_v2"}
+    assert statuses(run(config, url, f"{s3}/episodes", engine="inline")) == ["written"]
+    assert statuses(run(config, url, f"{s3}/episodes", engine="inline")) == ["skipped"]
+    new = (dataset.root / changed).read_text("utf-8").replace("reach", "grasp").replace("two", "three")
+    (dataset.root / changed).write_text(new, encoding="utf-8")
+    upload_tree(dataset.root / changed, f"{url}/{changed}")
+    assert statuses(run(config, url, f"{s3}/episodes", engine="inline")) == ["written"]
 
 
 def test_other_etags_over_the_same_content_cost_a_download_and_no_more(raw, s3, downloads):
@@ -218,6 +241,17 @@ def test_a_file_that_changed_before_its_episode_was_whole_fails_the_run(raw, s3,
         StorageError, match=r"episode_000001/action/\.zarray was replaced by another run while this one"
     ):
         run(CONFIG, raw, out, engine="inline")
+
+
+def test_a_store_whose_listings_quote_no_etags(raw, tmp_path, s3, monkeypatch):
+    """As Azure's, where answers to writing do."""
+    objects, out = ObjectFolder.objects, f"{s3}/episodes"
+
+    def unquoted(self, prefix=""):
+        return [replace(one, etag=one.etag.strip('"')) for one in objects(self, prefix)]
+
+    monkeypatch.setattr(ObjectFolder, "objects", unquoted)
+    assert statuses(run(CONFIG, raw, out, engine="inline")) == ["written"] * 3
 
 
 @pytest.mark.parametrize(("text", "what"), [(None, "lost"), (b"{", "damaged")])
