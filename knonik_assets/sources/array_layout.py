@@ -218,6 +218,12 @@ def _doubts(kept: list[Found], where: str) -> Iterator[str]:
             f"{where}: maps of one channel are taken as depth though nothing calls them so (list them in the layout if "
             f"they are not): {', '.join(maps[:8])}"
         )
+    eight = [".".join(path) for path, content, _ in kept if content.kind in _COLOUR and called_depth(path[-1:])]
+    if eight:
+        yield (
+            f"{where}: colour pictures, or encoded ones of 8 bits, stay pictures though they are called depth, as no "
+            f"distance can be read from them: {', '.join(eight[:8])}"
+        )
     labels = [".".join(path) for path, content, _ in kept if content.kind == "picture" and _holds_labels(path, content)]
     if labels:
         yield f"{where}: labels are encoded like pictures, and change where that is not exact: {', '.join(labels[:8])}"

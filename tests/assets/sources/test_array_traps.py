@@ -10,7 +10,7 @@ import zarr
 
 from knonik_loader.errors import EpisodeError, SourceError
 from tests.assets.sources.support import frames, jpeg, only_episode, source, stream, write_hdf5
-from tests.support.stamps import episode_arrays
+from tests.support.stamps import episode_arrays, read_stamp
 from tests.support.zarr_data import group, put, replay_buffer
 
 ROWS = 12
@@ -332,3 +332,14 @@ def test_single_values_of_an_npz_archive_may_have_an_axis(tmp_path):
 def test_the_raw_instruction_of_robomind_is_said(tmp_path):
     with opened(tmp_path, language_raw=np.array([b"take it"]), language_distilbert=np.zeros((1, 1, 768))) as episode:
         assert episode.facts.language.instruction == "take it"
+
+
+def test_pictures_that_are_called_depth_are_told(tmp_path):
+    """Depth painted in colours, or squeezed into a JPEG, is a picture."""
+    pictures = episode_arrays(0, ROWS)["cam_0"]
+    encoded = np.array([jpeg(picture) for picture in pictures])
+    with opened(tmp_path, cam_depth=pictures, wrist_depth=encoded, **{"depth_camera.rgb": pictures}) as episode:
+        assert set(kinds(episode).values()) == {"numeric", "rgb"}
+        (text,) = said(episode, "no distance can be read")
+        assert [read_stamp(frame)[2] for frame in frames(episode, "cam_depth")] == list(range(ROWS))
+    assert text.endswith(": cam_depth, wrist_depth")
