@@ -23,6 +23,8 @@ exits with ``exit_code``.
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import ClassVar
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "StorageError",
     "TruncatedError",
     "UnsupportedFeatureError",
+    "refusal",
     "reworded",
 ]
 
@@ -135,3 +138,25 @@ class LoaderClosedError(KnonikError, RuntimeError):
 
 class LoginRequired(KnonikError, PermissionError):
     """An issuer is configured and there is no valid token for this product."""
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some, or name another place",
+    errno.EDQUOT: "free some, or name another place",
+    errno.EACCES: "correct its rights, or name another place",
+    errno.EPERM: "correct its rights, or name another place",
+    errno.EROFS: "name another place",
+    errno.ENOTDIR: "a file stands where a folder is needed; name another place",
+    errno.EISDIR: "name the file in it",
+    errno.ENOENT: "correct the path",
+    errno.ENAMETOOLONG: "use shorter names",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files",
+}
+
+
+def refusal(error: OSError) -> str:
+    """Why the operating system refused, and what to do about it: the end of a message of `StorageError`."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{reason}; {advice}." if advice else f"{reason}."

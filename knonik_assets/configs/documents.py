@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from knonik_loader.errors import ConfigError, StorageError
+from knonik_loader.errors import ConfigError, StorageError, refusal
 
 __all__ = [
     "json_bytes",
@@ -276,5 +276,5 @@ def write_whole(path: Path, data: bytes) -> Path:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise StorageError(f"cannot write {path}: {refusal(error)}") from error
     return path

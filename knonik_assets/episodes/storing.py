@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from knonik_loader.errors import EpisodeError, KnonikError, StorageError
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError, refusal
 
 __all__ = [
     "check_name",
@@ -63,8 +63,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
     except KnonikError:
         raise
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StorageError(f"cannot {doing} {path}: {reason}") from error
+        raise StorageError(f"cannot {doing} {path}: {refusal(error)}") from error
 
 
 def workspaces(out: Path) -> Path:

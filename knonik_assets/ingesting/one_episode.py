@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,7 @@ from knonik_assets.sources.base import EpisodeRef, Source, SourceEpisode
 from knonik_assets.sources.guarded import remote_source
 from knonik_assets.sources.registry import open_source
 from knonik_assets.storage import ObjectFolder, Place, Scratch, check_lease
-from knonik_loader.errors import EpisodeError, KnonikError, StorageError
+from knonik_loader.errors import EpisodeError, KnonikError, StorageError, refusal
 
 __all__ = ["EpisodeResult", "EpisodeTask", "ingest_episode"]
 
@@ -137,7 +136,7 @@ def _foreign_errors(task: EpisodeTask) -> Iterator[None]:
         raise
     except (OSError, EpisodeError) as error:
         if getattr(error, "errno", None) in _FULL or _cause_is_full(error):
-            raise StorageError(f"cannot write to {task.out}: {os.strerror(errno.ENOSPC)}.") from error
+            raise StorageError(f"cannot write to {task.out}: {refusal(OSError(errno.ENOSPC, ''))}") from error
         if isinstance(error, KnonikError):
             raise
         raise EpisodeError(f"{error.filename or task.ref.source_id}: {error.strerror or error}.") from error

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from knonik_assets.storage.objects import ObjectFolder, ObjectInfo
 from knonik_assets.storage.place import Place
-from knonik_loader.errors import StorageError
+from knonik_loader.errors import StorageError, refusal
 
 __all__ = ["Location", "Reader", "folders", "get", "listing", "open_reader", "read_bytes", "remove", "stat", "stats"]
 
@@ -184,4 +184,4 @@ def _local_errors(doing: str, place: Place) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(f"cannot {doing} {place}: {error.strerror or error}") from error
+        raise StorageError(f"cannot {doing} {place}: {refusal(error)}") from error

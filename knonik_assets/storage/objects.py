@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from knonik_assets.storage.place import Place
 from knonik_loader.engine.objects import ObjectStorage
 from knonik_loader.engine.storage import open_storage
-from knonik_loader.errors import KnonikError, StorageError, TruncatedError
+from knonik_loader.errors import KnonikError, StorageError, TruncatedError, refusal
 
 __all__ = ["ONE_PIECE", "ConflictError", "ObjectFolder", "ObjectInfo"]
 
@@ -184,7 +184,7 @@ class ObjectFolder:
             with suppress(OSError):
                 path.unlink()
             if isinstance(error, OSError) and not isinstance(error, KnonikError):
-                raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
+                raise StorageError(f"cannot write {path}: {refusal(error)}") from error
             raise
         return info
 
@@ -222,7 +222,7 @@ class ObjectFolder:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}.") from error
+            raise StorageError(f"cannot read {path}: {refusal(error)}") from error
         part = max(_PART, -(-size // _MOST_PARTS))
 
         def put(store: Any, where: str) -> Any:  # noqa: ANN401 - any obstore store
@@ -249,7 +249,7 @@ class ObjectFolder:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}.") from error
+            raise StorageError(f"cannot read {path}: {refusal(error)}") from error
 
         def put(store: Any, where: str) -> str:  # noqa: ANN401 - any obstore store
             try:

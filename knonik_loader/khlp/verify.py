@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from knonik_loader.errors import FormatError, StorageError
+from knonik_loader.errors import FormatError, StorageError, refusal
 from knonik_loader.khlp.layout import ALIGN, HEADER_SIZE, KHLP, align, check_header
 from knonik_loader.khlp.reader import HlpIndex, check_payload, open_index
 
@@ -49,7 +49,7 @@ def verify_file(path: Path, metadata_offset: int | None = None) -> list[Damage]:
 
             return verify_hlp(read, path.stat().st_size, metadata_offset, str(path))
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot read {path}: {refusal(error)}") from error
 
 
 def verify_hlp(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from knonik_loader.errors import FormatError, PackError, StorageError
+from knonik_loader.errors import FormatError, PackError, StorageError, refusal
 from knonik_loader.khlp.layout import ALIGN, HEADER_SIZE, KHLP, Section, align, build_header, build_tail, check_header
 from knonik_loader.khlp.reader import HlpIndex, open_index
 from knonik_loader.khlp.sections import (
@@ -389,7 +389,7 @@ def atomic_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write {path}: {refusal(error)}") from error
     finally:
         with suppress(OSError):
             partial.unlink()

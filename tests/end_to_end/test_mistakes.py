@@ -136,6 +136,16 @@ def test_missing_things_are_named(raw, tmp_path):
     assert not (tmp_path / "packed").exists()
 
 
+def test_outputs_that_cannot_be_say_what_to_do(raw, tmp_path):
+    config = write_json(tmp_path / "config.json", ingest_config(cameras=1))
+    run = knonik("ingest", "--config", config, "--input", raw, "--output", config)
+    assert run.returncode == 1
+    one_message(run, str(config), "a file stands where a folder is needed")
+    run = knonik("ingest", "--config", config, "--input", raw, "--output", "/proc/none")
+    assert run.returncode == 1
+    one_message(run, "/proc/none", "correct the path")
+
+
 def test_a_configured_issuer_closes_everything(raw, tmp_path):
     config = write_json(tmp_path / "config.json", ingest_config(cameras=1))
     issuer = {"KNONIK_ISSUER": "https://login.example.org"}

@@ -413,7 +413,7 @@ def test_reading_what_is_not_there(tmp_path):
         with pytest.raises(EpisodeError, match=message):
             call()
     (tmp_path / EPISODE / "metadata.json").write_text('{"dataset": 1}')
-    with pytest.raises(EpisodeError, match=r"metadata\.json is damaged"):
+    with pytest.raises(EpisodeError, match=r"metadata\.json is no ingested episode's, or damaged"):
         EpisodeReader(tmp_path / EPISODE)
 
 
