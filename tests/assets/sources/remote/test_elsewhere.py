@@ -6,8 +6,11 @@ from datetime import timedelta
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from knonik.ingest import run
 from knonik_assets.sources.base_contract import NoCache, as_array
 from knonik_assets.sources.registry import open_source
 from knonik_assets.sources.remote.listing import list_raw
@@ -16,6 +19,7 @@ from knonik_assets.storage import Place
 from knonik_loader.engine import objects
 from knonik_loader.errors import EpisodeError, KnonikError, SourceError
 from tests.assets.sources.remote.test_same_as_local import CASES
+from tests.assets.sources.support import V2
 from tests.support.buckets import folder_at, upload_tree
 from tests.support.proxy import FaultyProxy
 
@@ -126,3 +130,17 @@ def test_empty_objects_that_mark_folders_are_none(s3):
     folder.put_bytes("a/b", b"x")
     folder.put_bytes("a", b"")
     assert [one.key for one in list_raw(Place.of(f"{s3}/raw", "raw")).objects] == ["a/b"]
+
+
+def test_a_new_text_of_a_subtask_is_noticed(tmp_path, s3, monkeypatch):
+    monkeypatch.setenv("KNONIK_SCRATCH", str(tmp_path / "scratch"))
+    dataset = V2(tmp_path / "raw", [5], cameras=())
+    root = dataset.write(lambda episode: dataset.rows(episode) | {"subtask_index": pa.array([0] * 5, pa.int64())})
+    url = f"{s3}/lake/raw"
+    for text, written in (("reach", 1), ("reach", 0), ("grasp", 1)):
+        pq.write_table(pa.table({"subtask": [text], "subtask_index": [0]}), root / "meta/subtasks.parquet")
+        upload_tree(root, url)
+        report = run({"dir_type": "lerobot_v2"}, url, tmp_path / "out", engine="inline")
+        assert len(report.written) == written
+    (said,) = (tmp_path / "out").glob("episode_000000/annotations/language/timestamps.yaml")
+    assert "text: grasp" in said.read_text()
