@@ -21,6 +21,8 @@ Attributes = Callable[[str], Any]
 """An attribute by its name as a plain value, None where there is none."""
 _SLOWEST = 2.0
 """Seconds a frame from which on floats may well be another unit."""
+_SINCE_1970 = 10**8
+"""Seconds since 1970 are more; numbers of frames are fewer."""
 _UNITS = (("nanoseconds", 1e-9), ("microseconds", 1e-6), ("milliseconds", 1e-3), ("seconds", 1.0))
 
 
@@ -110,6 +112,8 @@ def read_clock(array: Array, fps: float | None, explicit: bool, warnings: list[s
             clock = None
         elif values.dtype.itemsize <= 4 and (rate := fps or usual_rate(clock)):
             clock = unrounded(clock, rate)
+        if clock is not None and not fps and len(clock) > 2 and (np.diff(clock) == 1).all() and clock[0] < _SINCE_1970:
+            warnings.append(f"{where}: counts by one; taken as seconds: say fps if these are numbers of frames")
     else:
         clock, problem = _integer_clock(values[:, 0], fps)
         if clock is not None:
@@ -148,7 +152,7 @@ def _integer_clock(stamps: npt.NDArray[Any], fps: float | None) -> tuple[npt.NDA
     relative = (whole - whole[:1]).astype(np.int64) if len(whole) else whole.astype(np.int64)
     step = float(np.median(np.diff(relative))) if len(stamps) > 1 else 0.0
     fitting = _units_of(step, fps)
-    if not fps and len(relative) > 1 and (np.diff(relative) == 1).all():
+    if not fps and step == 1 and abs(int(stamps[0])) < _SINCE_1970:
         return None, "integers that count by one are numbers of frames rather than times; say fps if they are seconds"
     if len(fitting) != 1:
         rate = f" at {fps:g} frames a second" if fps else ""

@@ -165,7 +165,7 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
             unread.append((".".join(path), array))
         else:
             found.append((path, content, array))
-    _refuse_parts([path for path, _, _ in found], where)
+    _refuse_parts(found, where)
     kept, left_out = _of_this_episode(found)
     if left_out:
         more = f", … ({len(left_out)} in all)" if len(left_out) > _FEW else ""
@@ -188,8 +188,10 @@ def _is_one_picture(content: Content, array: Array) -> bool:
     return content.kind == "numeric" and array.dtype == np.uint8 and array.ndim == 3
 
 
-def _refuse_parts(paths: list[tuple[str, ...]], where: str) -> None:
+def _refuse_parts(found: list[Found], where: str) -> None:
     """Refuse what holds many demos, or a group for every step: its arrays would be taken for streams side by side.
+
+    Numbered groups whose arrays are as long as one outside of them are things in the scene, or joints: no steps.
 
     Raises:
         EpisodeError: it does.
@@ -199,9 +201,10 @@ def _refuse_parts(paths: list[tuple[str, ...]], where: str) -> None:
         (_STEP, _MOST_STEPS, "a group for every step; write an array over time for each stream"),
     ):
         alike: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
-        for path in paths:
+        over_time = {content.length for path, content, _ in found if not any(map(pattern.fullmatch, path[:-1]))}
+        for path, content, _ in found:
             for place, part in enumerate(path[:-1]):
-                if pattern.fullmatch(part):
+                if pattern.fullmatch(part) and (pattern is _DEMO or content.length not in over_time):
                     alike[path[:place], path[place + 1 :]] += 1
         for (before, behind), count in alike.most_common(1):
             if count > most:

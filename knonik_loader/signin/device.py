@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -149,13 +150,13 @@ def _send(request: Request, settings: Settings) -> tuple[int, Mapping[str, Any]]
     except HTTPError as error:
         with error:
             status, data = error.code, error.read(_MOST_BYTES)
-    except (URLError, OSError) as error:
+    except (URLError, HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise LoginRequired(f"{settings.issuer} cannot be asked ({reason}); check {ISSUER} and the network.") from error
     except ValueError as error:
         raise ConfigError(f"{request.full_url} is no address: {error}.") from error
     try:
         said = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = {}
     return status, said if isinstance(said, dict) else {}

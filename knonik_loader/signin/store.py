@@ -72,13 +72,24 @@ def load(settings: Settings, product: Product) -> tuple[Tokens, bool] | None:
 
 
 def forget(settings: Settings, product: Product) -> bool:
-    """Remove a login; returns whether there was one."""
+    """Remove a login; returns whether there was one.
+
+    Raises:
+        LoginRequired: the keyring refuses, or the file cannot be read.
+    """
     name = _name(settings, product)
     found = _from_keyring(name) is not None
     if found:
         import keyring
+        from keyring.errors import KeyringError
 
-        keyring.delete_password(_SERVICE, name)
+        try:
+            keyring.delete_password(_SERVICE, name)
+        except (KeyringError, OSError, RuntimeError) as error:
+            raise LoginRequired(
+                f"the keyring keeps the login of {product!r} ({type(error).__name__}); unlock it, or remove "
+                f"{_SERVICE!r} there."
+            ) from error
     return _file_without(name) or found
 
 

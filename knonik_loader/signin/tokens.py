@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from knonik_loader.errors import LoginRequired
@@ -19,6 +19,8 @@ __all__ = ["CLAIM", "ExpiredToken", "Tokens", "check_token"]
 CLAIM = "knonik_products"
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Signatures that only the holder of a private key can make."""
+_NO_TIME = 1e11
+"""Seconds since 1970 that are none any more: of the year 5138."""
 _SKEW_S = 60
 """What clocks of two machines may differ by."""
 
@@ -31,8 +33,8 @@ class ExpiredToken(LoginRequired):
 class Tokens:
     """What is kept of a login."""
 
-    id_token: str
-    refresh_token: str | None
+    id_token: str = field(repr=False)
+    refresh_token: str | None = field(repr=False)
     keys: Mapping[str, Any]
     """The issuer's public keys, a JSON Web Key Set, as of the login or its latest renewal."""
     token_endpoint: str
@@ -71,7 +73,9 @@ def check_token(tokens: Tokens, settings: Settings, product: Product) -> Mapping
 
 
 def _time(value: Any) -> float | None:  # noqa: ANN401 - whatever an issuer says
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _NO_TIME:
+        return None
+    return float(value)
 
 
 def _signed_claims(tokens: Tokens, settings: Settings) -> Mapping[str, Any]:

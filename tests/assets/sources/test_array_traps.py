@@ -152,12 +152,25 @@ def test_clocks_of_64_bits_without_a_sign_are_clocks(tmp_path, first):
         np.testing.assert_allclose(np.diff(times), 1 / 30, atol=1e-5)
 
 
-def test_numbers_of_frames_are_no_clock_unless_the_rate_says_so(tmp_path):
-    with opened(tmp_path, timestamps=np.arange(ROWS)) as episode:
+@pytest.mark.parametrize("missed", [0, 1])
+def test_numbers_of_frames_are_no_clock_unless_the_rate_says_so(tmp_path, missed):
+    numbers = np.arange(ROWS) + missed * (np.arange(ROWS) > 5)
+    with opened(tmp_path, timestamps=numbers) as episode:
         assert episode.facts.timestamps is None
         assert said(episode, "numbers of frames rather than times")
     with only_episode(tmp_path, fps=1.0) as episode:
+        np.testing.assert_array_equal(episode.facts.timestamps, numbers)
+
+
+def test_floats_that_count_by_one_are_seconds_and_that_is_told(tmp_path):
+    with opened(tmp_path, timestamps=np.arange(ROWS, dtype=np.float64)) as episode:
         np.testing.assert_array_equal(episode.facts.timestamps, np.arange(ROWS))
+        assert said(episode, "counts by one; taken as seconds: say fps")
+
+
+def test_whole_seconds_since_1970_are_a_clock(tmp_path):
+    with opened(tmp_path, timestamps=1_700_000_000 + np.arange(ROWS)) as episode:
+        np.testing.assert_array_equal(episode.facts.timestamps, 1_700_000_000 + np.arange(ROWS))
 
 
 def test_numbers_that_were_never_written_are_told_or_refused(tmp_path):
@@ -290,6 +303,12 @@ def test_numbered_arms_and_cameras_are_streams(tmp_path):
     arms = {f"arms.{number}.qpos": STATE for number in range(4)}
     with opened(tmp_path, **arms) as episode:
         assert set(kinds(episode)) == {"action", *(f"{number}_qpos" for number in range(4))}
+
+
+def test_many_numbered_things_over_time_are_streams(tmp_path):
+    things = {f"objects.{number}.pose": np.full((ROWS, 7), number, np.float32) for number in range(14)}
+    with opened(tmp_path, **things) as episode:
+        assert set(kinds(episode)) == {"action", *(f"{number}_pose" for number in range(14))}
 
 
 def test_a_dataset_for_every_frame_leaves_the_streams_alone(tmp_path):

@@ -1,13 +1,16 @@
 """Logins at a real issuer on loopback: who is let in, who isn't, and where tokens are kept."""
 
 import json
+import socket
 import stat
+import threading
 
 import keyring
 import pytest
 from joserfc.jwk import RSAKey
 from keyring.backend import KeyringBackend
 from keyring.backends.fail import Keyring as NoKeyring
+from keyring.errors import PasswordDeleteError
 
 from knonik.ingest import pack, run
 from knonik_assets.cli import main
@@ -166,6 +169,8 @@ def test_an_expired_login_is_renewed_once_and_kept(issuer):
         ({"iss": "https://elsewhere.example"}, "not of http"),
         ({"exp": None}, "does not say that it is valid now"),
         ({"exp": True}, "does not say that it is valid now"),
+        ({"exp": float("nan")}, "does not say that it is valid now"),
+        ({"exp": 1e18}, "does not say that it is valid now"),
         ({"nbf": 4e9}, "does not say that it is valid now"),
         ({"exp": 1}, "has expired"),
         ({"knonik_products": ["multidataloader"]}, "it names multidataloader"),
@@ -251,6 +256,41 @@ def test_a_damaged_file_closes(issuer, text):
     store.key_file().write_text(text)
     with pytest.raises(LoginRequired, match="remove it"):
         access.require("ingest")
+
+
+def test_tokens_are_in_no_traceback(issuer):
+    in_file()
+    kept, _ = store.load(settings("ingest"), "ingest")
+    assert kept.id_token not in repr(kept)
+    assert repr(kept.refresh_token) not in repr(kept)
+
+
+def test_a_keyring_that_keeps_what_is_to_be_forgotten(issuer, monkeypatch, capsys):
+    held = MemoryKeyring()
+    keyring.set_keyring(held)
+    in_file()
+
+    def refuse(service, username):
+        raise PasswordDeleteError
+
+    monkeypatch.setattr(held, "delete_password", refuse)
+    assert main(["logout", "--product", "ingest"]) == 1
+    assert "keyring keeps the login of 'ingest'" in capsys.readouterr().err
+
+
+def test_what_answers_and_speaks_no_http(issuer, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_other_answer, args=(server,), daemon=True).start()
+        monkeypatch.setenv("KNONIK_ISSUER", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert login() == 1
+    assert "cannot be asked" in capsys.readouterr().err
+
+
+def _other_answer(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"SSH-2.0-other\r\n")
 
 
 def test_a_damaged_entry_closes(issuer):
