@@ -49,6 +49,8 @@ def list_command(cards: Folder = None, as_json: AsJson = False) -> None:
     from knonik_assets.carding import list_cards
 
     states = list_cards(cards)
+    if not states:
+        _say_none(cards)
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states], default=str))
     else:
@@ -77,6 +79,8 @@ def check_command(
     from knonik_assets.carding import check_card, list_cards
 
     names = [name] if name is not None else [state.name for state in list_cards(cards)]
+    if not names:
+        _say_none(cards)
     states = [check_card(each, cards) for each in names]
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states], default=str))
@@ -90,3 +94,9 @@ def check_command(
             say("error", f"{state.name}: {problem}", colour="red")
     if any(state.problems for state in states):
         raise typer.Exit(1)
+
+
+def _say_none(cards: Path | None) -> None:
+    from knonik_assets.configs.card import card_folder
+
+    say("note", f"no card is in {cards or card_folder()}; 'knonik dataset add NAME --raw PATH' writes one.")

@@ -84,6 +84,14 @@ def test_listing_names_broken_cards(place, capsys):
     assert "line 2" in shown.err
 
 
+@pytest.mark.parametrize("command", ["list", "check"])
+def test_a_folder_without_cards_is_named(place, capsys, command):
+    assert main(["dataset", command, "--cards", str(place / "none")]) == 0
+    shown = capsys.readouterr().err
+    assert str(place / "none") in shown
+    assert "knonik dataset add" in shown
+
+
 def test_a_look_at_the_raw_data(place, capsys):
     path, _ = add_card("arms", place / "raw")
     assert check_card("arms").episodes == 2
