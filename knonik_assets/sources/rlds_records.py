@@ -17,6 +17,7 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from knonik_assets.sources.arrays import bounded
 from knonik_loader.errors import EpisodeError
 
 __all__ = ["Leaf", "Record", "index_records", "parse_example", "read_record"]
@@ -117,6 +118,8 @@ def parse_example(data: bytes, where: str) -> dict[str, Leaf]:
                         found[name] = leaf
             elif number == 2:
                 lists = True
+    except EpisodeError as error:
+        raise EpisodeError(f"{where}: {error}") from error
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise EpisodeError(f"{where}: no readable tf.train.Example: {error}.") from error
     if lists:
@@ -213,7 +216,7 @@ def _integers(data: memoryview) -> npt.NDArray[np.int64]:
             parts.append(_varints(value))
     if singles:
         parts.append(np.array(singles, np.uint64).view(np.int64))
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _varints(data: memoryview) -> npt.NDArray[np.int64]:
@@ -221,8 +224,10 @@ def _varints(data: memoryview) -> npt.NDArray[np.int64]:
     raw = np.frombuffer(data, np.uint8)
     if len(raw) and raw[-1] >= 0x80:
         raise ValueError("integers are cut off")
-    parts: list[npt.NDArray[np.int64]] = []
-    at = 0
+    many = int(np.count_nonzero(raw < 0x80))
+    bounded(8 * many, f"{many} integers of one feature")
+    found = np.empty(many, np.int64)
+    at = count = 0
     while at < len(raw):
         stop = min(at + _BLOCK, len(raw))
         if stop < len(raw):  # a block ends with a number
@@ -230,9 +235,10 @@ def _varints(data: memoryview) -> npt.NDArray[np.int64]:
             if not len(ends):
                 raise ValueError("a number of more than 64 bits")
             stop = max(at, stop - _LONGEST) + int(ends[-1]) + 1
-        parts.append(_block_of_varints(raw[at:stop]))
-        at = stop
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        values = _block_of_varints(raw[at:stop])
+        found[count : count + len(values)] = values
+        at, count = stop, count + len(values)
+    return found
 
 
 def _block_of_varints(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

@@ -552,6 +552,14 @@ def test_more_integers_than_are_worked_on_at_once(value, monkeypatch):
     np.testing.assert_array_equal(parse_example(example({"a": values}), "here")["a"], values)
 
 
+def test_more_integers_than_memory_holds_are_refused(monkeypatch):
+    """A byte each in the file, eight in memory."""
+    monkeypatch.setattr("knonik_assets.sources.arrays.MOST_BYTES", 1000)
+    assert len(parse_example(example({"a": [1] * 125}), "here")["a"]) == 125
+    with pytest.raises(EpisodeError, match="here: 126 integers of one feature: 1008 bytes would have to be held"):
+        parse_example(example({"a": [1] * 126}), "here")
+
+
 def test_unpacked_numbers():
     feature = b"\x1a\x04\x08\x05\x08\x07"  # Int64List without packing
     entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
