@@ -245,15 +245,17 @@ def draw(losses: list[float], path: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("train_bc"), help="folder for everything that is written")
+    parser.add_argument(
+        "--out", type=Path, default=Path("train_bc"), help="folder for everything that is written (%(default)s)"
+    )
     parser.add_argument("--train", help="manifest to train on; without it the sample recordings are packed")
     parser.add_argument("--held-out", help="manifest to test with; the same as --train where there is none")
     parser.add_argument("--splits", nargs=2, default=[None, None], metavar=("TRAIN", "HELD_OUT"), help="splits of them")
     parser.add_argument("--loader", choices=["sharded", "torch"], default="sharded")
     parser.add_argument("--workers", type=int, default=0, help="of --loader torch")
-    parser.add_argument("--camera", default="top")
-    parser.add_argument("--state", default="qpos")
-    parser.add_argument("--action", default="action")
+    parser.add_argument("--camera", default="top", help="its name in the dataset (%(default)s)")
+    parser.add_argument("--state", default="qpos", help="numeric stream that the policy sees (%(default)s)")
+    parser.add_argument("--action", default="action", help="numeric stream that it learns (%(default)s)")
     parser.add_argument("--chunk", type=int, default=8, help="actions predicted at once")
     parser.add_argument("--batch", type=int, default=16, help="samples of a step over all ranks")
     parser.add_argument("--steps", type=int, default=500)
@@ -290,7 +292,9 @@ def main() -> None:
         result = {"held_out_error": share, "losses": losses}
         (args.out / "result.json").write_text(json.dumps(result))
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps")
-        print(f"error on held-out frames: {share:.3f} of that of the mean action")
+        seen = args.held_out == args.train and args.splits[0] == args.splits[1]
+        print(f"error on {'frames trained on' if seen else 'held-out frames'}: {share:.3f} of that of the mean action")
+        print(f"loss curve: {args.out / 'loss.png'}")
     if world > 1:
         dist.destroy_process_group()
 

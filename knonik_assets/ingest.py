@@ -285,7 +285,8 @@ class _Run:
             self.report.pruned = gone
         elif gone:
             shown = ", ".join(gone[:5]) + (", …" if len(gone) > 5 else "")
-            self._warn(f"{len(gone)} episodes in the output are no longer in the source ({shown}); prune removes them")
+            what = "1 episode that is" if len(gone) == 1 else f"{len(gone)} episodes that are"
+            self._warn(f"the output holds {what} no longer in the source ({shown}); --prune (prune=True) removes them")
 
     def _work(self, planned: Sequence[Planned], *, fail_fast: bool) -> None:
         todo = [one for one in planned if one.unchanged is None and one.error is None]

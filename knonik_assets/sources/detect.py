@@ -210,6 +210,7 @@ def _streams(found: Detection, family: Family, base: dict[str, Any], opened: Seq
 def _sample(source: Source, refs: Sequence[EpisodeRef], warnings: list[str]) -> list[Opened]:
     """The first, the middle and the last episode, as far as they open; others where none of these does."""
     opened: list[Opened] = []
+    alike: dict[str, list[str]] = {}  # an error without its episode's number → that error of each episode
     chosen = sorted({0, len(refs) // 2, len(refs) - 1}) if refs else []
     others = [place for place in range(len(refs)) if place not in chosen]
     for tried, place in enumerate([*chosen, *others][:_MOST_TRIED]):
@@ -225,7 +226,10 @@ def _sample(source: Source, refs: Sequence[EpisodeRef], warnings: list[str]) -> 
                     warnings.append(f"{name}: {episode.facts.nothing}")
                 opened.append((tuple(episode.streams), episode.facts, refs[place]))
         except KnonikError as error:
-            warnings.append(str(error))
+            alike.setdefault(str(error).replace(f"episode {refs[place].source_id}: ", "", 1), []).append(str(error))
+    for first, *others_alike in alike.values():
+        more = len(others_alike)
+        warnings.append(first + (f" The same of {more} more episode{'s' * (more > 1)}." if more else ""))
     return opened
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -46,6 +47,12 @@ def open_hdf5(path: Path) -> h5py.File:
         raise EpisodeError(f"{path}: there is no such file.") from error
     except _FAULTS as error:
         text = str(error)
+        if ends := re.search(r"truncated file: eof = (\d+), .*stored_eof = (\d+)", text):
+            there, wanted = ends.groups()
+            raise EpisodeError(
+                f"{path}: the file is truncated: {there} of {wanted} bytes are there (an interrupted recording or "
+                "copy); copy it again."
+            ) from error
         if "truncated" in text:
             what = "the file is truncated (an interrupted recording or copy)"
         elif "lock" in text:

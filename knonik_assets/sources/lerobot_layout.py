@@ -191,4 +191,4 @@ def _missing(config: IngestConfig, what: str, wanted: str, known: Sequence[str],
     text = f"{what}, which isn't there; {nearest(wanted, known)}"
     if config.strict:
         raise SourceError(text + ".")
-    warnings.append(text)
+    warnings.append(f"{text}; left out")

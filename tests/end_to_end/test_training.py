@@ -69,6 +69,18 @@ def test_it_learns(whole):
     assert (out / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_an_error_on_frames_that_were_trained_on_is_called_so(tmp_path, manifests):
+    """Nothing is held out where one manifest is given and no splits."""
+    one = [manifests[0]] * 2
+    for arguments, frames in ((one, "frames trained on"), (manifests, "held-out frames")):
+        done = subprocess.run(
+            command(tmp_path, arguments, "--steps", 1), text=True, capture_output=True, timeout=500, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"error on {frames}: " in done.stdout
+        assert f"loss curve: {tmp_path / 'loss.png'}" in done.stdout
+
+
 def test_no_window_is_in_both_sets(manifests):
     from knonik_loader.torch import KhlpDataset
 

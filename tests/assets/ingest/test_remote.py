@@ -293,7 +293,7 @@ def test_prune(raw, s3):
     run(CONFIG, url, f"{s3}/episodes", engine="inline")
     folder_at(url).delete(["episode_1.hdf5"])
     report = run(CONFIG, url, f"{s3}/episodes", engine="inline")
-    assert "1 episodes in the output are no longer in the source (episode_000001)" in report.warnings[0]
+    assert "1 episode that is no longer in the source (episode_000001); --prune" in report.warnings[0]
     assert folder_at(f"{s3}/episodes").objects("episode_000001")
     report = run(CONFIG, url, f"{s3}/episodes", engine="inline", prune=True)
     assert report.pruned == ["episode_000001"]

@@ -243,6 +243,7 @@ def test_missing_files_leave_no_config(tmp_path, capsys):
     dataset.write()
     dataset.video_path("left", 0).unlink()
     told(tmp_path, "the video of left is missing", "none of the 2 episodes tried can be opened")
+    told(tmp_path, "episode 0: videos/", "in layout.images. The same of 1 more episode.")
     assert main(["detect", str(tmp_path)]) == 1
     assert "LeRobot v3" in capsys.readouterr().out
     assert main(["detect", str(tmp_path), "--write", str(tmp_path / "c.yaml")]) == 1

@@ -438,6 +438,15 @@ def test_a_truncated_file_fails_by_name_and_alone(tmp_path, known, share):
             assert identities(frames(episode, "top")) == WANTED
 
 
+def test_a_truncated_file_says_how_much_of_it_is_there(tmp_path, known):
+    path = tmp_path / "episode_0.hdf5"
+    write_hdf5(path, top=known["cam_0"], action=known["action"])
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: size // 2])
+    with pytest.raises(EpisodeError, match=rf": {size // 2} of {size} bytes are there .*; copy it again\.$"):
+        source(tmp_path).open(source(tmp_path).episodes()[0])
+
+
 def test_a_broken_file_of_demos_is_listed_and_fails_by_name(tmp_path, known):
     libero(tmp_path / "task_1.hdf5", known)
     (tmp_path / "task_2.hdf5").write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 50)

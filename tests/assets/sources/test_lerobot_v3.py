@@ -497,7 +497,7 @@ def test_names_that_the_source_lacks_are_warned_of_and_refused_under_strict(data
         assert [spec.name for spec in episode.streams] == ["l", "s"]
         warnings = "\n".join(episode.facts.warnings)
         assert "layout.images.x names 'cam_hihg'" in warnings
-        assert "it has: left, right" in warnings
+        assert "it has: left, right; left out" in warnings
         assert "layout.numeric.y names 'efort'" in warnings
         assert "it has: action, state" in warnings
     with pytest.raises(SourceError, match=r"layout\.images\.x"):
