@@ -175,6 +175,8 @@ def train(args: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, l
     batches = (ShardedBatches if args.loader == "sharded" else TorchBatches)(args, args.batch // world)
     losses: list[float] = []
     checkpoint = args.out / "checkpoint.pt"
+    if args.resume and not checkpoint.exists() and rank == 0:
+        print(f"no checkpoint in {args.out} yet: this run begins at the first step")
     if args.resume and checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         for name in KEPT:

@@ -81,6 +81,18 @@ def test_an_error_on_frames_that_were_trained_on_is_called_so(tmp_path, manifest
         assert f"loss curve: {tmp_path / 'loss.png'}" in done.stdout
 
 
+def test_without_a_checkpoint_to_go_on_from_it_says_that_it_begins(tmp_path, manifests):
+    done = subprocess.run(
+        command(tmp_path, manifests, "--resume", "--steps", 1),
+        text=True,
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"no checkpoint in {tmp_path} yet" in done.stdout
+
+
 def test_no_window_is_in_both_sets(manifests):
     from knonik_loader.torch import KhlpDataset
 
