@@ -164,7 +164,7 @@ class _Coarse:
 
     def add(self, values: npt.NDArray[Any], rows: npt.NDArray[np.float32]) -> None:
         """(N, D) as stored, and in float32."""
-        if values.dtype.itemsize <= 4 or not len(values):
+        if values.dtype.itemsize <= 4 or not (np.abs(rows) >= _COARSE_FROM).any():
             return
         known = np.where(np.isfinite(values) & np.isfinite(rows), values, np.nan)
         largest = np.fmax.reduce(np.abs(known), axis=None)

@@ -86,8 +86,8 @@ def _file(path: Path) -> Family | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_bytes())  # of text it would refuse a byte order mark
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

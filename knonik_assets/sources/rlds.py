@@ -199,7 +199,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_JSON:
             raise SourceError(f"{path}: {path.stat().st_size} bytes; at most {_MOST_JSON} are accepted.")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_bytes())  # of text it would refuse a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path}: no readable JSON: {error}.") from error
     if not isinstance(found, dict):

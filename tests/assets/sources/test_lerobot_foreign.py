@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from av.stream import Disposition
 
+from knonik_assets.sources.families import recognise
 from knonik_assets.sources.images import decode_image
 from knonik_loader.errors import EpisodeError
 from tests.assets.sources.support import V2, V3, frames, source, stream
@@ -118,6 +119,9 @@ def test_json_that_begins_with_a_byte_order_mark(tmp_path, reader):
     dataset.write()
     path = tmp_path / "meta/info.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (found,) = recognise(tmp_path)
+    assert found.dir_type == reader
+    assert found.version == dataset.info["codebase_version"]
     with opened(tmp_path, reader) as episode:
         assert len(frames(episode, "left")) == 12
 
