@@ -14,6 +14,7 @@ from knonik_assets.configs.ingest import DepthEntry, ImageEntry, IngestConfig
 from knonik_assets.sources.array_streams import Content, called_depth, classify, first_shape, float_scale, is_map
 from knonik_assets.sources.arrays import Array, Tree
 from knonik_assets.sources.base import StreamSpec
+from knonik_assets.sources.images import picture_layout
 from knonik_assets.sources.naming import check_streams, name_paths, nearest, safe_stream_name
 from knonik_loader.errors import EpisodeError, SourceError
 
@@ -185,7 +186,12 @@ def _everything(tree: Tree, where: str, warnings: list[str]) -> list[Planned]:
 
 
 def _is_one_picture(content: Content, array: Array) -> bool:
-    return content.kind == "numeric" and array.dtype == np.uint8 and array.ndim == 3
+    return (
+        content.kind == "numeric"
+        and array.dtype == np.uint8
+        and array.ndim == 3
+        and picture_layout(array.shape) is not None
+    )
 
 
 def _refuse_parts(found: list[Found], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,8 @@ _BLOCK_BYTES = 64 << 20
 _WIDEST_ROW = 4096
 """Numbers a row at most; wider arrays are no vectors."""
 _LEAST_SIDE = 8
+_ALL_DEPTH = re.compile(r"depths?([_-]?(image|frame|map|obs)s?)?", re.IGNORECASE)
+"""What holds depth alone; a depth camera has infrared pictures of 8 bits, too."""
 _COARSE_FROM = 2.0**17
 """Numbers from here on are rounded to hundredths or worse by float32; what robots measure is smaller."""
 
@@ -60,7 +63,8 @@ def classify(array: Array, path: Path) -> Content:
             return Content("other", length, ())
     if dtype.kind not in "biuf" or 0 in frame:
         return Content("other", length, frame)
-    return Content(_array_kind(frame, dtype, called_depth(path)), length, frame)
+    named = called_depth(path[-1:]) or any(map(_ALL_DEPTH.fullmatch, path))
+    return Content(_array_kind(frame, dtype, named if dtype == np.uint8 else called_depth(path)), length, frame)
 
 
 def called_depth(path: Path) -> bool:

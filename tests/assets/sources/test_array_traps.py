@@ -16,6 +16,7 @@ from tests.support.zarr_data import group, put, replay_buffer
 ROWS = 12
 STATE = np.arange(ROWS * 3, dtype=np.float64).reshape(ROWS, 3)
 MAP = (ROWS, 72, 80)
+MAP_MM = np.full(MAP, 700, np.uint16)
 
 
 def opened(folder, **datasets):
@@ -66,6 +67,18 @@ def test_maps_that_nothing_calls_depth_are_told(tmp_path):
 def test_depth_of_eight_bits_is_told(tmp_path):
     with opened(tmp_path, cam_depth=np.full(MAP, 9, np.uint8)) as episode:
         assert said(episode, "depth of 8 bits is taken as millimetres")
+
+
+def test_a_depth_camera_has_grey_pictures_of_8_bits_too(tmp_path):
+    grey = np.zeros(MAP, np.uint8)
+    maps = {"depth_cam.infra1": grey, "depth_cam.depth": MAP_MM, "depth_images.head": grey}
+    with opened(tmp_path, **maps) as episode:
+        assert kinds(episode) == {"action": "numeric", "infra1": "rgb", "depth": "depth", "head": "depth"}
+
+
+def test_numbers_of_8_bits_that_begin_late_are_no_single_picture(tmp_path):
+    with opened(tmp_path, pad=np.ones((ROWS - 1, 5, 5), np.uint8)) as episode:
+        assert kinds(episode) == {"action": "numeric", "pad": "numeric"}
 
 
 def test_labels_among_pictures_are_told(tmp_path):
