@@ -31,7 +31,7 @@ class Request:
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 SKEWED = b"<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
-FAULTS = ("503", "403", "skew", "reset", "short", "cut", "wrong", "stall", "late")
+FAULTS = ("503", "403", "skew", "reset", "short", "cut", "wrong", "stall", "late", "lost")
 
 
 class FaultyProxy:
@@ -40,7 +40,7 @@ class FaultyProxy:
     ``503``, ``403`` and ``skew`` (a clock that is off): the server's own words; ``reset``: the connection breaks in the middle of the body; ``short``: a
     shorter body with a matching length and the right status; ``cut``: less than the length that the header promised;
     ``wrong``: one byte differs; ``stall``: nothing comes through until `release` is called; ``late``: the server does
-    what it was asked, and its answer stalls.
+    what it was asked, and its answer stalls; ``lost``: likewise, and there is no answer.
     """
 
     def __init__(self, upstream: str, fault: Callable[[Request], str | None]) -> None:
@@ -123,6 +123,10 @@ class FaultyProxy:
         status, answer_headers, answer = self._ask(handler, body)
         if fault == "late":
             self._hold()
+        if fault == "lost":
+            handler.connection.close()
+            handler.close_connection = True
+            return
         self._pass_on(handler, fault, status, answer_headers, answer)
 
     def _ask(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -130,6 +130,26 @@ def test_whichever_request_stalls_no_two_runs_files_mix(s3, s3_server, tmp_path,
     assert len(unwhole) == (0 if before is None else 2), unwhole
 
 
+def test_writes_whose_answers_are_lost_are_written_once_more(s3, s3_server, tmp_path):
+    """What stands in the way then is one's own."""
+    files, url = write_files(tmp_path / "files", "a"), f"{s3}/out"
+    hold(url, "first")
+    met = set()
+
+    def fault(request):
+        if request.method not in ("PUT", "POST", "DELETE") or request.path in met:
+            return None
+        met.add(request.path)
+        return "lost"
+
+    with FaultyProxy(s3_server, fault) as proxy:
+        folder = ObjectFolder(folder_at(url).place, {"endpoint_url": proxy.url})
+        publish_remote(files, folder, EPISODE, partial(check_lease, folder_at(url), "first"))
+    assert proxy.count("lost") >= 4
+    assert bucket_tree(f"{url}/{EPISODE}") == tree(files)
+    assert not [key for key in bucket_tree(url) if key.startswith(remote.ASIDE)]
+
+
 @pytest.mark.parametrize("at", [2, 3])
 def test_an_upload_that_arrives_while_the_next_run_writes_is_removed(s3, s3_server, tmp_path, at):
     """The stalled request goes on at one of the moments at which the later run looks whether it still holds the lease."""
