@@ -34,9 +34,11 @@ def augment_sample(function: AugmentFn, sample: dict[str, Any], step: int, posit
         if not isinstance(error, Exception):
             raise error  # Ctrl-C and the like
         # Wrapped whatever it is: a StopIteration of the user's would otherwise end the epoch in silence.
-        if isinstance(error, RemoteError):
-            raise ConfigError(f"{where}: {error}") from error
-        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+        said = str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+        try:
+            raise ConfigError(f"{where}: {said}") from error
+        finally:
+            caught.error = error = None  # else this frame and the error's trace hold each other
     if not isinstance(result, Mapping) or not isinstance(result.get("streams"), Mapping) or not result["streams"]:
         raise ConfigError(f"{where}: returned {_describe(result)}; return the sample, a dict with its 'streams'.")
     if not isinstance(result.get("valid_masks", {}), Mapping):

@@ -394,6 +394,11 @@ class Run:
             work.samples[position] = augment_sample(function, work.samples[position], work.plan.step, position)
         engine.stats.stage("augment", time.perf_counter() - began)
         with self._lock:
+            if self._closed:
+                # It is for nobody. Kept, it would hold this frame, and so the run, the engine and idle workers, in a
+                # circle until the collector comes by.
+                caught.error = None
+                return False
             if caught.error is not None:
                 work.failures.append(Failure(frozenset({position}), 0, caught.error))
             work.pending -= 1

@@ -80,6 +80,12 @@ def sleep_long(sample):
     return sample
 
 
+def sleep_at_twenty(sample):
+    if sample["frame_index"] == 20:
+        time.sleep(600)
+    return sample
+
+
 def grow(sample):
     """Ten times as much as came in, of another type and not contiguous."""
     picture = np.repeat(sample["streams"]["rgb_cam_0"], 5, axis=0).astype(np.float64)[:, ::-1]

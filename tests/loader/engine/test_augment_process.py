@@ -1,5 +1,6 @@
 """Augmentation in worker processes: what can be sent, what dies, and what is left behind."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -126,6 +127,26 @@ def test_a_dropped_loader_ends_its_workers(packed):
     while children() - before and time.monotonic() < end:
         time.sleep(0.02)
     assert children() == before
+
+
+def test_a_loader_that_is_dropped_at_work_waits_for_no_collector(packed):
+    """One worker is stuck in the function, and the other idle, when the loader goes."""
+    before = children()
+    gc.disable()
+    try:
+        iterator = iter(ShardedDataLoader(config(packed, augments.sleep_at_twenty, shuffle_mode="none")))
+        while len(children() - before) < 2:
+            time.sleep(0.01)
+        for _ in range(4):  # of four frames: the sixth batch has the twentieth
+            next(iterator)
+        time.sleep(0.5)  # the other worker does what it can do without the stuck one
+        del iterator
+        end = time.monotonic() + 20
+        while children() - before and time.monotonic() < end:
+            time.sleep(0.02)
+        assert children() == before
+    finally:
+        gc.enable()
 
 
 def test_shutdown_does_not_wait_for_a_function(packed):
