@@ -40,11 +40,16 @@ def alternate(repeats: int, *calls: Callable[[], float]) -> list[float]:
     return [statistics.median(values) for values in results]
 
 
+def _shown(row: Ratio) -> str:
+    """Two digits, and more where they would hide that something wanted whole is not."""
+    return f"{row.ratio:.2f}" if row.ratio == 1 or not row.wanted.startswith("=") else f"{row.ratio:.5f}"
+
+
 def show(title: str, rows: list[Ratio]) -> None:
     """Print ratios as a table."""
     table = Table(title=title, title_justify="left")
     for column in ("measured", "against", "ratio", "wanted", "detail"):
         table.add_column(column, justify="right" if column == "ratio" else "left")
     for row in rows:
-        table.add_row(row.what, row.against, f"{row.ratio:.2f}", row.wanted, row.detail)
+        table.add_row(row.what, row.against, _shown(row), row.wanted, row.detail)
     Console().print(table)
